@@ -29,7 +29,6 @@ from jaxamp.found.values import (
 
 MOST_TERMS = 16
 MOST_FACTORS = 8
-DEEPEST = 7
 _NEGLIGIBLE = 1e-6
 
 
@@ -42,23 +41,13 @@ class Mask(NamedTuple):
 
 @dataclass(slots=True)
 class Base:
-    """A tensor.
+    """A tensor."""
 
-    Attributes:
-      kind: ``leaf``, ``sum``, ``exp``, ``log`` or ``masked``.
-      sizes: sizes of its axes.
-      data: what it is made of, see `Algebra`.
-      depth: how deep the bases in it are nested.
-      exponentials: the exponentials of scores in it.
-      masks: of an exponential, or of scores.
-    """
-
-    kind: str
+    kind: str  # "leaf", "sum", "exp", "log" or "masked"
     sizes: tuple[int, ...]
-    data: Any
-    depth: int = 0
-    exponentials: frozenset[int] = frozenset()
-    masks: tuple[Mask, ...] = ()
+    data: Any  # what it is made of, see `Algebra`
+    exponentials: frozenset[int] = frozenset()  # of scores, in it
+    masks: tuple[Mask, ...] = ()  # of an exponential, or of scores
 
 
 @dataclass(slots=True)
@@ -185,7 +174,7 @@ class Algebra:
             return None
         number = {axis: i for i, axis in enumerate(order)}
         form, masks = self._numbered(rest, number), self._masks_of(rest, number)
-        base = self._base("exp", _sizes(order), form, rest, None, masks)
+        base = self._base("exp", _sizes(order), form, None, masks)
         exponential = Factor(base, tuple((a,) for a in order))
         powers[exponential] = powers.get(exponential, 0) + 1
         return Value(value.places, {frozenset((f, p) for f, p in powers.items() if p): 1.0})
@@ -211,7 +200,7 @@ class Algebra:
         used = [a for a in value.axes if any(a in f.axes for f, _ in monomial)]
         terms = {monomial: 1.0}
         form = self._numbered(terms, {axis: i for i, axis in enumerate(used)})
-        base = self._base("log", _sizes(used), form, terms, self.exponentials(value))
+        base = self._base("log", _sizes(used), form, self.exponentials(value))
         return single(base, tuple((a,) for a in used), value.places)
 
     def _logarithm(self, monomial: Monomial) -> list[tuple[Factor, int]] | None:
@@ -242,7 +231,7 @@ class Algebra:
         key = self._sided(base, sign)
         masks = (Mask(key, inside), *self._masks_of(scores.terms, position))
         data = (form, key, inside, number, sign, base)
-        made = self._base("masked", _sizes(axes), data, scores.terms, masks=masks)
+        made = self._base("masked", _sizes(axes), data, masks=masks)
         return single(made, tuple((a,) for a in axes), scores.places)
 
     def _sided(self, base: int, sign: bool) -> int:
@@ -346,7 +335,7 @@ class Algebra:
         data = (self._numbered(terms, number), _sizes(bound))
         exponentials = frozenset().union(*(self.bases[f.base].exponentials for f, _ in factors))
         before = len(self.bases)
-        base = self._base("sum", _sizes(free), data, terms, exponentials)
+        base = self._base("sum", _sizes(free), data, exponentials)
         if base == before:
             for exponential in exponentials:
                 self.sums.setdefault(exponential, []).append(base)
@@ -357,25 +346,16 @@ class Algebra:
         kind: str,
         sizes: tuple[int, ...],
         data: Any,
-        terms: Iterable[Monomial] = (),
         exponentials: frozenset[int] | None = frozenset(),
         masks: tuple[Mask, ...] = (),
     ) -> int:
-        """Return the number of the tensor that is made so of some terms; its own exponential."""
+        """Return the number of the tensor that is made so; `None` for itself as an exponential."""
         found = self._numbers.get((kind, data))
         if found is None:
             found = self._numbers[kind, data] = len(self.bases)
             own = frozenset([found]) if exponentials is None else exponentials
-            self.bases.append(Base(kind, sizes, data, 1 + self.depth(terms), own, masks))
+            self.bases.append(Base(kind, sizes, data, own, masks))
         return found
-
-    def depth(self, terms: Iterable[Monomial]) -> int:
-        """Return how deep the tensors of some terms are nested."""
-        return max((self.bases[f.base].depth for m in terms for f, _ in m), default=-1)
-
-    def is_deep(self, value: Value) -> bool:
-        """Return whether a value is nested more deeply than regions are."""
-        return self.depth(value.terms) > DEEPEST
 
     def _numbered(
         self, terms: Mapping[Monomial, float], number: Mapping[Axis, int]

@@ -25,17 +25,11 @@ class Binding(Protocol):
 
 @dataclass(slots=True)
 class Changes:
-    """Changes of a level.
-
-    Attributes:
-      regions: what is replaced.
-      bodies: other jaxprs of loops, branches and the like.
-      bindings: units that are emitted by something else.
-    """
+    """Changes of a level."""
 
     regions: Sequence[Region]
-    bodies: Mapping[Unit, list[ClosedJaxpr]]
-    bindings: Mapping[Unit, Binding]
+    bodies: Mapping[Unit, list[ClosedJaxpr]]  # other jaxprs of loops, branches and the like
+    bindings: Mapping[Unit, Binding]  # units that are emitted by something else
 
     @property
     def any(self) -> bool:
@@ -44,26 +38,18 @@ class Changes:
 
 
 class Emitter:
-    """Emission of one level, or of a part of it.
-
-    Attributes:
-      env: the values that have been emitted.
-      handed: what the first unit of a binding leaves to the next.
-      emissions: those of its regions.
-      live: values that units which stay or regions read, or the level returns.
-      units: units that stay.
-      held: per value that a region makes, that region.
-    """
+    """Emission of one level, or of a part of it."""
 
     def __init__(self, level: Level, changes: Changes) -> None:
         self.level, self.changes = level, changes
-        self.env: dict[int, Any] = dict(level.constants)
-        self.handed: dict[Binding, Any] = {}
+        self.env: dict[int, Any] = dict(level.constants)  # the values that have been emitted
+        self.handed: dict[Binding, Any] = {}  # what the first unit of a binding leaves to the next
         cut = frozenset[int]().union(*(r.made for r in changes.regions))
         self._needed = frozenset[int]().union(*(r.needed for r in changes.regions))
         exits = {*numbers(level.exits)}
-        self.units = live_from(level, (exits | self._needed) - cut, cut)
+        self.units = live_from(level, (exits | self._needed) - cut, cut)  # those that stay
         self._before = live_from(level, exits, frozenset())
+        # Values that units which stay or regions read, or the level returns.
         self.live = (exits | self._needed).union(*(numbers(u.ins) for u in self.units))
         self.held = {value: r for r in changes.regions for value in r.made}
         self.emissions = {r: r.emission(self.read, self.live) for r in changes.regions}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,20 +22,14 @@ _LARGEST = 1 << 26  # elements: the causal mask of 8,192 words
 _OPAQUE = frozenset(
     {Trait.CALLBACK, Trait.STATE, Trait.OPAQUE, Trait.BITS, Trait.TOKEN, Trait.LINALG}
 )
-_RANDOM = ("random_bits", "random_seed", "random_wrap", "random_unwrap", "threefry2x32")
 
 _BITWISE = frozenset({"and", "or", "not", "xor", "convert_element_type"})
 _PLACES = ("sharding", "out_sharding")  # parameters that no number depends on
 
 
-class Outer(NamedTuple):
-    """A known value of the level around."""
+Given = Mapping[int, tuple["KnownNumbers", Atom]]
+"""Per input that is known, its level around and the value of it there."""
 
-    known: KnownNumbers
-    atom: Atom
-
-
-Given = Mapping[int, Outer]
 Shape = tuple[int, ...]
 Thin = tuple[Shape, Callable[..., Any]]
 """The shape of a thin result, and the function of thin operands that makes it."""
@@ -57,13 +51,12 @@ class KnownNumbers:
 
     @functools.cached_property
     def _thunks(self) -> dict[int, Callable[[], Any]]:
-        """Functions that compute the known values."""
         level, thunks = self._level, dict[int, Callable[[], Any]]()
         for index, entry in enumerate(level.entries):
             if index in self._given:
-                outer = self._given[index]
-                self._shapes[entry] = outer.known.thin_shape(outer.atom)
-                thunks[entry] = lambda outer=outer: outer.known.thin(outer.atom)
+                known, atom = self._given[index]
+                self._shapes[entry] = known.thin_shape(atom)
+                thunks[entry] = functools.partial(known.thin, atom)
         for value, const in level.constants.items():
             if not isinstance(const, Tracer) and hasattr(const, "dtype"):
                 self._shapes[value] = tuple(const.shape)
@@ -111,8 +104,6 @@ class KnownNumbers:
             return
         op = lookup(eqn.primitive)
         if op is None or op.trait in _OPAQUE or eqn.effects or nested(eqn):
-            return
-        if eqn.primitive.name in _RANDOM:
             return
         shapes = [_shape(v.aval) for v in eqn.outvars]
         read = [self._shape(a) for a in unit.ins]

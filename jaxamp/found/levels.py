@@ -25,40 +25,23 @@ _SOFTMAX = "_softmax"  # JAX's own, whose rule is the derivative, see jax/_src/n
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """An equation, or a call with what it holds.
-
-    Attributes:
-      eqn: the equation.
-      ins: what it reads.
-      outs: what it makes; of an opened call the values inside.
-      inside: units of an opened call; ``None`` for an equation.
-      is_whole: whether a call can only be emitted as a whole, because of its derivative rule.
-    """
+    """An equation, or a call with what it holds."""
 
     eqn: JaxprEqn
     ins: tuple[Atom, ...]
-    outs: tuple[Atom, ...]
-    inside: list[Unit] | None = None
-    is_whole: bool = False
+    outs: tuple[Atom, ...]  # of an opened call the values inside
+    inside: list[Unit] | None = None  # units of an opened call
+    is_whole: bool = False  # whether a call can only be emitted whole: it has a derivative rule
 
 
 @dataclass(eq=False)
 class Level:
-    """A jaxpr, opened.
+    """A jaxpr, opened."""
 
-    Attributes:
-      closed: the jaxpr; of two that are joined the first.
-      avals: type of each value.
-      entries: the inputs.
-      constants: captured arrays by value.
-      units: in order.
-      exits: the results.
-    """
-
-    closed: ClosedJaxpr
+    closed: ClosedJaxpr  # of two that are joined the first
     avals: list[Any] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)
-    constants: dict[int, Any] = field(default_factory=dict)
+    constants: dict[int, Any] = field(default_factory=dict)  # captured arrays by value
     units: list[Unit] = field(default_factory=list)
     exits: list[Atom] = field(default_factory=list)
 

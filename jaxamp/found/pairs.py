@@ -20,26 +20,19 @@ from jax.sharding import PartitionSpec
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.found.emit_level import Changes, Emitter
-from jaxamp.found.known_numbers import Given, KnownNumbers, Outer
+from jaxamp.found.known_numbers import Given, KnownNumbers
 from jaxamp.found.levels import Atom, Level, Unit, made, new_value, numbers, open_into
 from jaxamp.found.region import Emission
 from jaxamp.jaxprs.nested import Loop, Wiring, called, loop, nested, wiring
 
 
 class Pair(NamedTuple):
-    """Two scans, or two functions mapped over devices.
-
-    Attributes:
-      first: the one that comes first.
-      second: one that reads residuals of the first.
-      links: per operand of the second that is a residual, the result of the first that it is.
-      kept: results of the first that others read.
-    """
+    """Two scans, or two functions mapped over devices; the second reads residuals of the first."""
 
     first: Unit
     second: Unit
-    links: dict[int, int]
-    kept: frozenset[int]
+    links: dict[int, int]  # per operand of the second that is a result of the first, which one
+    kept: frozenset[int]  # results of the first that others read
 
 
 def pairs_of(level: Level) -> list[Pair]:
@@ -99,27 +92,17 @@ def _wired(unit: Unit) -> Loop:
 
 
 def _sliced(wired: Loop) -> int:
-    """Return the first operand that is sliced."""
     return wired.invariants + wired.carries
 
 
 @dataclass(slots=True, eq=False)
 class Joined:
-    """The bodies of a pair as one level: an iteration of each, at the same index.
-
-    Attributes:
-      pair: the two equations.
-      level: the level.
-      given: its inputs that are known numbers.
-      entries: for both, per operand the value of the level that it is.
-      units: for both, its units.
-      exits: for both, its results.
-    """
+    """The bodies of a pair as one level: an iteration of each, at the same index."""
 
     pair: Pair
     level: Level
     given: Given
-    entries: tuple[list[Atom], list[Atom]]
+    entries: tuple[list[Atom], list[Atom]]  # for both, the values that its operands are
     units: tuple[list[Unit], list[Unit]]
     exits: tuple[list[Atom], list[Atom]]
 
@@ -135,8 +118,9 @@ def join(pair: Pair, known: KnownNumbers) -> Joined:
     for i, (atom, var) in enumerate(zip(pair.second.ins, others.body.jaxpr.invars, strict=True)):
         shared = fixed if i < others.invariants else sliced if i >= _sliced(others) else []
         same = [entry for of_first, entry in shared if of_first is atom or of_first == atom]
-        if same and _is_mapped(pair.first) and not _is_mapped_alike(pair, same[0], entries, i):
-            same = []
+        if same and _is_mapped(pair.first):
+            of_first, of_second = (unit.eqn.params["in_specs"] for unit in pair[:2])
+            same = same if of_first[entries.index(same[0])] == of_second[i] else []
         if i in pair.links:
             more.append(exits[pair.links[i]])
         else:
@@ -149,13 +133,8 @@ def join(pair: Pair, known: KnownNumbers) -> Joined:
     steady = [*zip(pair.first.ins, entries, strict=True)][: mine.invariants]
     steady += [*zip(pair.second.ins, more, strict=True)][: others.invariants]
     place = {entry: i for i, entry in enumerate(level.entries)}
-    given = {place[e]: Outer(known, a) for a, e in steady if known.is_known(a)}  # type: ignore[index]
+    given = {place[e]: (known, a) for a, e in steady if known.is_known(a)}  # type: ignore[index]
     return Joined(pair, level, given, (entries, more), (units, later), (exits, results))
-
-
-def _is_mapped_alike(pair: Pair, entry: Atom, entries: Sequence[Atom], index: int) -> bool:
-    first, second = (unit.eqn.params["in_specs"] for unit in (pair.first, pair.second))
-    return first[entries.index(entry)] == second[index]
 
 
 class Together:
@@ -190,7 +169,6 @@ class Together:
         return [*carries, *(stacks.get(i) for i in range(wired.carries, len(unit.outs)))]
 
     def _second(self, outer: Emitter) -> list[Any]:
-        """Emit the second."""
         unit, (entries, more) = self.joined.pair.second, self.joined.entries
         wired, links = _wired(unit), self.joined.pair.links
         operands = [None if i in links else outer.read(a) for i, a in enumerate(unit.ins)]
@@ -302,23 +280,14 @@ def _bound(
 
 
 class _Crossing(NamedTuple):
-    """Values of the first body that the second reads.
+    """Values of the first body that the second reads."""
 
-    Attributes:
-      inputs: invariants and slices of the first.
-      values: what it has computed.
-      again: equations that depend on invariants alone, and are cheap.
-      held: values that regions make.
-      forwards: which regions have their forward pass in the first, and results in the second.
-      bindings: pairs that are in both bodies.
-    """
-
-    inputs: list[int]
-    values: list[int]
-    again: list[Unit]
-    held: list[int]
-    forwards: list[int]
-    bindings: list[Together]
+    inputs: list[int]  # invariants and slices of the first
+    values: list[int]  # what it has computed
+    again: list[Unit]  # equations that depend on invariants alone, and are cheap
+    held: list[int]  # values that regions make
+    forwards: list[int]  # regions with their forward pass in the first, and results in the second
+    bindings: list[Together]  # pairs that are in both bodies
 
 
 def _crossing(joined: Joined, changes: Changes) -> _Crossing:
@@ -390,11 +359,9 @@ def _steady(units: Sequence[Unit], fixed: set[int]) -> dict[int, Unit]:
 
 
 def _makers(values: set[int], makers: dict[int, Unit]) -> list[Unit]:
-    """Return the units that make some values, in order."""
-    wanted, pending = dict[Unit, None](), sorted(values)
-    while pending:
-        unit = makers.get(pending.pop())
-        if unit is not None and unit not in wanted:
-            wanted[unit] = None
-            pending += numbers(unit.ins)
-    return [u for u in dict.fromkeys(makers.values()) if u in wanted]
+    wanted, needed = list[Unit](), set(values)
+    for unit in reversed(dict.fromkeys(makers.values())):
+        if not needed.isdisjoint(numbers(unit.outs)):
+            wanted.append(unit)
+            needed.update(numbers(unit.ins))
+    return wanted[::-1]

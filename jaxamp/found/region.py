@@ -56,21 +56,14 @@ class Region(Protocol):
         ...
 
     def follows(self, value: int, *, operands: bool) -> bool:
-        """Return whether a value can be made where its backward pass is, without the forward pass.
+        """Return whether it can make a value where its backward pass is, without the forward pass.
 
-        Args:
-          value: one of those that it makes.
-          operands: whether what the region reads is at hand there.
+        `operands` says whether what the region reads is at hand there.
         """
         ...
 
     def emission(self, read: Callable[[int], Any], wanted: set[int]) -> Emission:
-        """Return what emits it.
-
-        Args:
-          read: returns a value of the program that it needs.
-          wanted: the values of the program that somebody reads.
-        """
+        """Return what emits it, given what reads values of the program, and those that are read."""
         ...
 
 

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp.core import jax_compat
 from jaxamp.core.features import Outcome, Replaced
 from jaxamp.found.emit_level import Binding, Changes, emit_level
-from jaxamp.found.known_numbers import Given, KnownNumbers, Outer
+from jaxamp.found.known_numbers import Given, KnownNumbers
 from jaxamp.found.levels import Level, Unit, open_level
 from jaxamp.found.pairs import Together, join, pairs_of
 from jaxamp.found.places import Scopes
@@ -143,4 +143,4 @@ def _given(unit: Unit, known: KnownNumbers) -> Given:
         shapes: Any = [(whole.aval, part.aval) for whole, part in pairs]
         whole = {i for i, (a, b) in enumerate(shapes) if a.shape == b.shape}
         operands = [(i, a) for i, a in operands if i in whole]
-    return {i: Outer(known, a) for i, a in operands if known.is_known(a)}
+    return {i: (known, a) for i, a in operands if known.is_known(a)}

@@ -131,7 +131,6 @@ def _no_field(platform: str, name: str, known: list[str]) -> str:
 
 
 def _names(platform: str) -> list[str]:
-    """Return the field names of a platform's class, if it can be imported."""
     if platform == "gpu" and not jax_compat.has_module("absl"):
         return []
     return [field.name for field in dataclasses.fields(params_class(platform))]
@@ -148,7 +147,6 @@ def _value(platform: str, name: str, value: Any) -> Any:
 
 
 def _enum(platform: str, name: str) -> type[enum.Enum] | None:
-    """Return the enum that a field takes, if any."""
     return getattr(_MODULES[platform](), _ENUMS[name], None) if name in _ENUMS else None
 
 

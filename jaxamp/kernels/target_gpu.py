@@ -17,15 +17,10 @@ from jaxamp.kernels.jax_compat.kernel_lowering import divides_by_rule, is_export
 
 @dataclass(frozen=True)
 class TargetGpu:
-    """Properties of a GPU by which kernels are chosen.
+    """Properties of a GPU by which kernels are chosen."""
 
-    Attributes:
-      capability: compute capability, (9, 0) for Hopper.
-      cudnn: version of cuDNN in its own numbering, 91200 for 9.12.0; ``None`` without it.
-    """
-
-    capability: tuple[int, int]
-    cudnn: int | None
+    capability: tuple[int, int]  # compute capability, (9, 0) for Hopper
+    cudnn: int | None  # version of cuDNN in its own numbering, 91200 for 9.12.0
 
 
 _described: Any = jax.make_user_context(None)  # part of the key of jax.jit's cache

@@ -23,23 +23,14 @@ VANISHING = -(2.0**27)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmptyRows:
-    """Rows that see nothing, bool[*b, T, N, 1] beside queries [*b, T, N, H]; ``None`` for none.
+    """Rows that see nothing, bool[*b, T, N, 1] beside queries [*b, T, N, H]; ``None`` for none."""
 
-    Attributes:
-      queries: as the program has them.
-      masked: rows that masks hide whole.
-      infinite: those of them whose weights are NaN.
-      vanished: rows whose scores vanish next to a bias.
-      flat: those of them where that is one number, in which no key is masked.
-      is_zeroed: whether rows that are masked whole have weights of zero.
-    """
-
-    queries: Any
-    masked: Any = None
-    infinite: Any = None
-    vanished: Any = None
-    flat: Any = None
-    is_zeroed: bool = False
+    queries: Any  # as the program has them
+    masked: Any = None  # rows that masks hide whole
+    infinite: Any = None  # those of them whose weights are NaN
+    vanished: Any = None  # rows whose scores vanish next to a bias
+    flat: Any = None  # those of them where that is one number, in which no key is masked
+    is_zeroed: bool = False  # whether rows that are masked whole have weights of zero
 
     @property
     def given(self) -> Any:

@@ -10,8 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core.features import Outcome, Replaced
 from jaxamp.found.attention.kernels.fused import Fused as Kernel
-from jaxamp.found.attention.kernels.platforms import at_hand, everywhere
-from jaxamp.found.attention.kernels.refusal import Biased, refusal
+from jaxamp.found.attention.kernels.platforms import Biased, at_hand, everywhere, refusal
 from jaxamp.found.attention.layout import layout_of
 from jaxamp.found.attention.masks import kernel_words
 from jaxamp.found.attention.match import (
@@ -20,7 +19,6 @@ from jaxamp.found.attention.match import (
     Found,
     Masking,
     Matcher,
-    Obstacle,
     Rescaling,
 )
 from jaxamp.found.attention.replacement import KIND, Replacement
@@ -34,7 +32,7 @@ from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.jaxprs.nested import nested
 from jaxamp.policy.policy import PrecisionPolicy
 
-_SLOPE = Obstacle("keys share numbers of a bias, whose gradient nearly cancels: 16 bits lose it")
+_SLOPE = "keys share numbers of a bias, whose gradient nearly cancels: 16 bits lose it"
 
 
 def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
@@ -49,15 +47,10 @@ def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
     >>> [eqn.primitive.name for eqn in fused.jaxpr.eqns if "attention" in eqn.primitive.name]
     ['attention_forward']
     """
-    kernels = _kernels(policy)
-    return replace_regions(closed, _Attentions(policy, kernels)) if kernels else Replaced(closed)
-
-
-def _kernels(policy: PrecisionPolicy) -> list[Kernel]:
-    """Return the kernels that an attention may be replaced for."""
     if policy.base not in NARROW or policy.fused_attention is False:
-        return []
-    return everywhere() if policy.fused_attention else at_hand()
+        return Replaced(closed)
+    kernels = everywhere() if policy.fused_attention else at_hand()
+    return replace_regions(closed, _Attentions(policy, kernels)) if kernels else Replaced(closed)
 
 
 class _Attentions:
@@ -97,8 +90,8 @@ class _Attentions:
                 if _is_transpose(found, scores):
                     continue
                 found = self._replacement(found, scores, place)
-            if isinstance(found, Obstacle):
-                self._refuse(place, found.reason)
+            if isinstance(found, str):
+                self._refuse(place, found)
             elif found is not None:
                 chosen.append(found)
         return self._possible(scores, chosen), self.refused
@@ -122,36 +115,34 @@ class _Attentions:
                 self._refuse(replacement.place, _why_read(scores, replacement.found))
             chosen = [r for r in chosen if r not in wrong]
 
-    def _replacement(self, found: Found, scores: Scores, place: Place) -> Replacement | Obstacle:
+    def _replacement(self, found: Found, scores: Scores, place: Place) -> Replacement | str:
         """Return how an attention is replaced, or why it is not."""
         told = place.told_otherwise(self.policy, "attention_forward", "dot_general")
-        obstacle = Obstacle(told) if told else _unfit_arrays(found, scores)
-        if obstacle is not None:
+        if obstacle := told or _unfit_arrays(found, scores):
             return obstacle
         ordered = {a for s in found.steps if isinstance(s, Masking) for a in s.factor.axes}
         layout = layout_of(found, [a for a in found.axes if a in ordered])
         if layout is None:
-            return Obstacle("there is one query for all keys")
+            return "there is one query for all keys"
         biases = [step for step in found.steps if isinstance(step, Bias)]
         if _has_bias_grad(found) and any(has_slope(step, found.keys, scores) for step in biases):
             return _SLOPE
         spec, rest, is_sure = kernel_words(found, scores, layout)
         masked_again = set[bool]() if is_sure else scores.weights_masked_again(found.exponential)
-        if not is_sure and (obstacle := _unlike_softmax(found, scores, masked_again)) is not None:
+        if not is_sure and (obstacle := _unlike_softmax(found, scores, masked_again)):
             return obstacle
         is_zeroed = True in masked_again
         replaced = Replacement(place, found, layout, spec, scores, rest, is_sure, is_zeroed)
         types = replaced.types(self.policy.base.dtype)
-        reason = refusal(types, spec, self.kernels, _biased(replaced))
-        return replaced if reason is None else Obstacle(reason)
+        return refusal(types, spec, self.kernels, _biased(replaced)) or replaced
 
 
-def _unfit_arrays(found: Found, scores: Scores) -> Obstacle | None:
+def _unfit_arrays(found: Found, scores: Scores) -> str | None:
     """Return what is wrong if arrays are missing or not float32, or a product asks otherwise."""
     for factor in (found.q, found.k, found.v, *([found.dout] if found.dout else [])):
         home = scores.home(factor)
         if home is None or getattr(scores.level.avals[home], "dtype", None) != np.float32:
-            return Obstacle("operands are not float32 arrays")
+            return "operands are not float32 arrays"
     added = [s.factor for s in found.steps if not isinstance(s, Rescaling)]
     if any(scores.home(f) is None for f in added):
         return NO_PRODUCT
@@ -159,17 +150,17 @@ def _unfit_arrays(found: Found, scores: Scores) -> Obstacle | None:
     products = [u for u, e in scores.summed if found.exponential in e]
     products += [u for b, u in scores.products.items() if b in parts]
     is_explicit = any(has_explicit_precision(unit.eqn) for unit in products)
-    return Obstacle(EXPLICIT_PRECISION) if is_explicit else None
+    return EXPLICIT_PRECISION if is_explicit else None
 
 
-def _unlike_softmax(found: Found, scores: Scores, masked_again: set[bool]) -> Obstacle | None:
+def _unlike_softmax(found: Found, scores: Scores, masked_again: set[bool]) -> str | None:
     """Return what is wrong if a row masked whole has other weights than zeros or a softmax."""
     if not found.is_shifted:
-        return Obstacle("a row may be masked whole, and no maximum is subtracted")
+        return "a row may be masked whole, and no maximum is subtracted"
     masks = sum(isinstance(step, Masking) for step in found.steps)
     is_mixed = len(masked_again) > 1 or (True in masked_again and masks != 1)
     if is_mixed or found.exponential in scores.algebra.guarded:
-        return Obstacle("a row may be masked whole, and has weights of its own then")
+        return "a row may be masked whole, and has weights of its own then"
     return None
 
 
@@ -195,7 +186,6 @@ def _is_transpose(found: Found, scores: Scores) -> bool:
 
 
 def _biased(replaced: Replacement) -> Biased:
-    """Return what is computed of an attention, and what its biases and masks are made of."""
     found, scores = replaced.found, replaced.scores
     homes = {*map(scores.home, replaced.added)}
     avals = [scores.level.avals[home] for home in homes if home is not None]
@@ -213,7 +203,6 @@ def _has_bias_grad(found: Found) -> bool:
 
 
 def _kept_beside(level: Level, chosen: Sequence[Replacement]) -> frozenset[int]:
-    """Return the values that are computed beside attentions."""
     cut = frozenset[int]().union(*(r.made for r in chosen))
     wanted = {*numbers(level.exits)}.union(*(r.needed for r in chosen))
     return frozenset(wanted.union(*map(made, live_from(level, wanted - cut, cut))))
@@ -225,7 +214,6 @@ def _weights_of(scores: Scores, found: Found) -> set[int]:
 
 
 def _why_read(scores: Scores, found: Found) -> str:
-    """Return in words who else reads the weights of an attention."""
     moved = {
         value
         for value, forms in scores.forms.items()

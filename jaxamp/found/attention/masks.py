@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal
 
-from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
+from jaxamp.found.attention.kernels.known_masks import known_mask
 from jaxamp.found.attention.kernels.spec import AttentionSpec
 from jaxamp.found.attention.layout import Layout, arranged, thinned
 from jaxamp.found.attention.match import Bias, Found, Masking, Rescaling, Step
@@ -114,7 +114,7 @@ def _spec_of(seen: np.ndarray | None, scale: float) -> AttentionSpec | None:
         return AttentionSpec(scale)
     if seen.shape[0] == seen.shape[1] and (causal := _causal(seen, scale)) is not None:
         return causal
-    mask = Segments.of(seen) or Intervals.of(seen)
+    mask = known_mask(seen)
     return mask and AttentionSpec(scale, mask=mask)
 
 
@@ -124,8 +124,7 @@ def _causal(seen: np.ndarray, scale: float) -> AttentionSpec | None:
     if (first > rows).any():
         return None
     number = _linked(first)
-    in_order = np.unique(number, return_inverse=True)[1].astype("i4")
-    segments = Segments(in_order, in_order) if number.any() else None
+    segments = known_mask(number[:, None] == number) if number.any() else None
     for window in (None, int(np.max(rows - first)) + 1):
         wanted = np.tri(len(rows), dtype=bool)
         if window is not None:

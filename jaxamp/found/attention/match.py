@@ -37,50 +37,28 @@ Step = Bias | Masking | Rescaling
 
 
 class Held(NamedTuple):
-    """A value of the program that is a multiple of a result of attention.
-
-    Attributes:
-      value: its number.
-      places: its axes, as those of the attention.
-      times: the multiple.
-      parts: axes of its own for some of the attention's, as rows and columns for words.
-    """
+    """A value of the program that is a multiple of a result of attention."""
 
     value: int
-    places: tuple[Place, ...]
+    places: tuple[Place, ...]  # along axes of the attention
     times: float
-    parts: Mapping[Axis, Place]
+    parts: Mapping[Axis, Place]  # axes of its own for some of those, as rows and columns for words
 
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """An attention.
+    """An attention: the numbers of its tensors, and what is along the axes of its scores."""
 
-    Attributes:
-      exponential: the number of its exponentials of scores.
-      product: the number of the products of queries and keys.
-      axes: of the scores.
-      keys: axes of the scores that weights sum up to one over.
-      q: queries, along axes of the scores and of the head.
-      k: keys.
-      v: values.
-      scale: multiplies the products of q and k, before the steps.
-      steps: what is done to these, in order.
-      is_shifted: whether a number of each row, such as its maximum, is subtracted from the scores.
-      dout: cotangent of the output; ``None`` where there is no backward pass.
-      results: values of the program that hold the results, by their names.
-    """
-
-    exponential: int
-    product: int
+    exponential: int  # of scores
+    product: int  # of queries and keys
     axes: tuple[Axis, ...]
-    keys: tuple[Axis, ...]
+    keys: tuple[Axis, ...]  # the axes that weights sum up to one over
     q: Factor
     k: Factor
     v: Factor
-    scale: float
+    scale: float  # multiplies the product, before the steps
     steps: list[Step]
-    is_shifted: bool
+    is_shifted: bool  # whether a number of each row is subtracted, such as its maximum
     dout: Factor | None = None
     results: dict[str, list[Held]] = field(default_factory=dict)
 
@@ -105,27 +83,15 @@ class Found:
         return tuple(a for a in self.axes if a not in self.alone and a not in self.keys)
 
 
-class Obstacle(NamedTuple):
-    """Obstacle that keeps a softmax between two products from being an attention of ours."""
-
-    reason: str
-
-
-NO_PRODUCT = Obstacle("scores are not a product of queries and keys times a number")
-_SEVERAL_AXES = Obstacle("weights are normalized over several axes")
-_CHANGED = Obstacle("weights are changed before they multiply the values")
-_MIXED = Obstacle("weights are mixed over keys before they multiply the values")
-_TWO_PRODUCTS = Obstacle("scores are a sum of two products")
+NO_PRODUCT = "scores are not a product of queries and keys times a number"
+_SEVERAL_AXES = "weights are normalized over several axes"
+_CHANGED = "weights are changed before they multiply the values"
+_MIXED = "weights are mixed over keys before they multiply the values"
+_TWO_PRODUCTS = "scores are a sum of two products"
 
 
 class Scaled(NamedTuple):
-    """Scores as they are computed.
-
-    Attributes:
-      product: the products of queries and keys.
-      scale: multiplies these, before the steps.
-      steps: what is done then, in order.
-    """
+    """Scores as they are computed: products of queries and keys, scaled, and then the steps."""
 
     product: Factor
     scale: float
@@ -155,7 +121,7 @@ class Matcher:
             found.update(dict.fromkeys(sorted(exponentials)))
         return [e for e in found if e in self.scores.exponentials and self._sums(e, 1)]
 
-    def find(self, exponential: int) -> Found | Obstacle | None:
+    def find(self, exponential: int) -> Found | str | None:
         """Return the attention of an exponential of scores, or why there is none.
 
         ``None`` for the softmax of a loss, which is no attention in the first place.
@@ -167,7 +133,7 @@ class Matcher:
         if keys is None:
             return _SEVERAL_AXES
         resolved = self._resolve(base.data, axes, frozenset(keys))
-        if isinstance(resolved, Obstacle):
+        if isinstance(resolved, str):
             return None if self._is_read_backward_alone(exponential) else resolved
         product, scale, steps = resolved
         operands = self._operands(product, frozenset(keys))
@@ -240,7 +206,7 @@ class Matcher:
         (factor,) = (f for f, _ in terms if f.base == exponential)
         return frozenset(i for i, (n,) in enumerate(factor.places) if n >= free)
 
-    def _resolve(self, form: Any, axes: Sequence[Axis], keys: frozenset[Axis]) -> Scaled | Obstacle:
+    def _resolve(self, form: Any, axes: Sequence[Axis], keys: frozenset[Axis]) -> Scaled | str:
         """Return how scores are made of a product of queries and keys."""
         product: Factor | None = None
         scale, steps = 1.0, list[Step]()
@@ -259,7 +225,7 @@ class Matcher:
                 inner, _, places, low, sign, mask = algebra.bases[factor.base].data
                 own = [a for place in factor.places for a in place]
                 within = self._resolve(inner, own, keys)
-                if isinstance(within, Obstacle):
+                if isinstance(within, str):
                     return within
                 product, scale = within.product, within.scale
                 steps = [*within.steps, Masking(Factor(mask, _at(places, own)), low, sign)]
@@ -295,7 +261,6 @@ class Matcher:
         return any((q.axes - k.axes) & product.axes | keys <= f.axes for f, _ in opened)
 
     def _operands(self, product: Factor, keys: frozenset[Axis]) -> tuple[Factor, Factor] | None:
-        """Return queries and keys, if scores are a product of such."""
         opened, summed = self.scores.algebra.open(product)
         factors = [f for f, _ in opened]
         with_keys = [f for f in factors if f.axes & keys]
@@ -403,7 +368,6 @@ class Matcher:
         return {name: self._holders(x) if x else [] for name, x in named.items()}
 
     def _holders(self, wanted: Value) -> list[Held]:
-        """Return the values of the program that are multiples of one."""
         form = self.scores.algebra.normal_form(wanted)
         if form is None:
             return []

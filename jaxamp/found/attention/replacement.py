@@ -31,28 +31,16 @@ KIND = "attention"
 
 @dataclass(eq=False)
 class Replacement:
-    """An attention with all that is needed to emit it.
-
-    Attributes:
-      place: where it is in the user's program.
-      found: the attention.
-      layout: how its axes are those of the kernels.
-      spec: the parameters of the kernels.
-      scores: the values of the level.
-      steps: what is done to the scores beside those.
-      is_sure: whether no row is masked whole.
-      is_zeroed: whether weights of such a row are zeros, as they are masked again.
-      handed: how many arrays the forward pass hands over.
-    """
+    """An attention with all that is needed to emit it."""
 
     place: ProgramPlace
     found: Found
     layout: Layout
     spec: AttentionSpec
     scores: Scores
-    steps: list[Step]
-    is_sure: bool
-    is_zeroed: bool
+    steps: list[Step]  # what is done to the scores beside what the kernels do
+    is_sure: bool  # that no row is masked whole
+    is_zeroed: bool  # whether weights of such a row are zeros, as they are masked again
     handed: ClassVar[int] = 2  # output and bits
 
     @property
@@ -116,25 +104,15 @@ class Replacement:
 
 
 class _Prepared(NamedTuple):
-    """Operands of a kernel, and the rows of scores that see nothing.
-
-    Attributes:
-      operands: q, k, v and the bias.
-      rows: these rows, beside the queries.
-      masked: those that masks hide whole, beside the scores; ``None`` without masks.
-    """
+    """Operands of a kernel, and the rows of scores that see nothing."""
 
     operands: Operands
     rows: EmptyRows
-    masked: Any = None
+    masked: Any = None  # those that masks hide whole, beside the scores
 
 
 class Emission:
-    """Emission of one attention; whatever it is asked for is emitted once.
-
-    Attributes:
-      forward: output and bits of the forward pass; may be set to those of one emitted before.
-    """
+    """Emission of one attention; whatever it is asked for is emitted once."""
 
     def __init__(
         self, replacement: Replacement, read: Callable[[int], Any], *, bias_grad: bool
@@ -143,7 +121,6 @@ class Emission:
         self._read, self._bias_grad = read, bias_grad
 
     def _array(self, factor: Factor) -> Placed:
-        """Return the array of a tensor, and its axes."""
         scores = self.replacement.scores
         base = scores.algebra.bases[factor.base]
         if base.kind == "leaf":
@@ -192,7 +169,6 @@ class Emission:
 
     @functools.cached_property
     def _cotangents(self) -> list[Any]:
-        """Cotangents of q, k, v and a bias."""
         found, spec = self.replacement.found, self.replacement.spec
         assert found.dout is not None
         out, bits = self.forward
@@ -260,7 +236,6 @@ class Emission:
         return mask if step.sign else ~mask
 
     def _bias(self) -> Any:
-        """Return what the kernel adds to scores."""
         shape = self.replacement.bias_shape
         if shape is None:
             return None

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from jaxamp.core import jax_compat
 from jaxamp.found.algebra import Algebra
 from jaxamp.found.known_numbers import KnownNumbers, one_number
 from jaxamp.found.levels import Atom, Level, Unit, numbers
@@ -32,8 +31,6 @@ from jaxamp.found.values import (
 )
 
 LEAST = -1e4  # stand-ins for minus infinity are at least as low
-_FEW = 4  # terms of scores: products, biases, a shift
-_SHALLOW = 2
 _SMALL = 1 << 10
 
 
@@ -45,31 +42,20 @@ class Forms(NamedTuple):
 
 
 class Scores:
-    """The values of a level in the algebra.
-
-    Attributes:
-      algebra: the algebra.
-      forms: per value that is more than a leaf, what it is.
-      homes: per tensor that is a product of arrays, the value that holds it, and its form.
-      products: units whose result is such a product, by tensor.
-      summed: products with exponentials of scores: the unit, and those.
-      exponentials: per exponential of scores the values that hold it.
-      scored: values that products are in.
-      masked_again: values computed from weights that are masked after the softmax, too.
-      merged: arrays that merge axes of a tensor, each the first of those that are equal.
-    """
+    """The values of a level in the algebra."""
 
     def __init__(self, level: Level, known: KnownNumbers) -> None:
         self.level, self.known = level, known
         self.algebra = Algebra()
-        self.forms: dict[int, Forms] = {}
+        self.forms: dict[int, Forms] = {}  # per value that is more than a leaf, what it is
+        # Per tensor that is a product of arrays, the value that holds it, its form, and its unit.
         self.homes: dict[int, tuple[int, Value]] = {}
         self.products: dict[int, Unit] = {}
-        self.summed: list[tuple[Unit, frozenset[int]]] = []
-        self.exponentials: dict[int, list[int]] = {}
-        self.masked_again: set[int] = set()
-        self.merged: dict[Any, int] = {}
-        self.scored: set[int] = set()
+        self.summed: list[tuple[Unit, frozenset[int]]] = []  # products with exponentials of scores
+        self.exponentials: dict[int, list[int]] = {}  # the values that hold each, of scores
+        self.masked_again: set[int] = set()  # made of weights that are masked after the softmax
+        self.merged: dict[Any, int] = {}  # the first of equal arrays that merge axes of a tensor
+        self.scored: set[int] = set()  # values that products are in
         for unit in level.equations():
             is_product = unit.eqn.primitive.name == "dot_general"
             if is_product or not self.scored.isdisjoint(numbers(unit.ins)):
@@ -83,41 +69,28 @@ class Scores:
 
     def of(self, atom: Atom) -> Forms:
         """Return the forms of a value."""
-        if isinstance(atom, Literal):
-            literal = jax_compat.literal_value(atom)
-            shape, number = np.shape(literal), one_number(literal)
-            if number is not None:
-                value = self.algebra.constant(number, shape)
-                return Forms(value, value)
-            value = self.algebra.leaf(("literal", id(atom)), shape)
-            return Forms(value, value)
-        found = self.forms.get(atom)
+        found = self.forms.get(atom) if isinstance(atom, int) else None
         if found is None:
-            found = self.forms[atom] = self._leaf(atom)
+            leaf = self.leaf(atom)
+            found = Forms(leaf, leaf)
+            if isinstance(atom, int):
+                self.forms[atom] = found
         return found
 
-    def _leaf(self, value: int) -> Forms:
-        aval = self.level.avals[value]
-        if (number := self.known.number(value)) is not None:
-            constant = self.algebra.constant(number, aval.shape)
-            return Forms(constant, constant)
-        leaf = self.algebra.leaf(value, getattr(aval, "shape", ()))
-        return Forms(leaf, leaf)
+    def leaf(self, atom: Atom) -> Value:
+        """Return a value of which nothing is known, unless it is a number."""
+        is_literal = isinstance(atom, Literal)
+        shape = getattr(atom.aval if is_literal else self.level.avals[atom], "shape", ())
+        if (number := self.known.number(atom)) is not None:
+            return self.algebra.constant(number, shape)
+        return self.algebra.leaf(("literal", id(atom)) if is_literal else atom, shape)
 
     def _record(self, out: int, found: Value | Forms | None) -> None:
-        if found is None:
-            return
         if isinstance(found, Value):
-            is_tainted = bool(self.algebra.exponentials(found))
-            if self.algebra.is_deep(found):
-                return
-            if is_tainted or found.single is not None or found.number is not None:
-                found = Forms(found, found)
-            elif len(found.terms) <= _FEW:
-                found = Forms(found, self._leaf(out).whole)
-            else:
-                return
-        self.forms[out] = found
+            is_one = self.is_tainted(found) or found.single or found.number is not None
+            found = Forms(found, found if is_one else self.leaf(out))
+        if found is not None:
+            self.forms[out] = found
 
     # What the rules ask.
 
@@ -193,10 +166,6 @@ class Scores:
                 if exponential in bases and all(map(is_weight, bases)):
                     found.add(atom in self.masked_again)
         return found
-
-    def leaf(self, atom: Atom) -> Value:
-        """Return a value of which nothing is known."""
-        return self._leaf(atom).whole if isinstance(atom, int) else self.of(atom).whole
 
     def home(self, factor: Factor) -> int | None:
         """Return the value of the program that holds a tensor."""
@@ -367,7 +336,6 @@ def _convert(scores: Scores, unit: Unit) -> Forms | None:
 
 
 def _on_places(scores: Scores, unit: Unit, move: Callable[[Value], Value | None]) -> Forms | None:
-    """Return both forms, moved."""
     forms = scores.of(unit.ins[0])
     whole = move(forms.whole)
     single = whole if forms.single is forms.whole else move(forms.single)
@@ -472,8 +440,7 @@ def _product(scores: Scores, unit: Unit, operands: Sequence[Value]) -> Value | N
     (left, right), (batch_left, batch_right) = unit.eqn.params["dimension_numbers"]
     lhs, rhs = operands
     is_tainted = scores.is_tainted(lhs) or scores.is_tainted(rhs)
-    is_shallow = scores.algebra.depth((*lhs.terms, *rhs.terms)) < _SHALLOW
-    if not is_tainted and not (is_shallow and lhs.single and rhs.single):
+    if not is_tainted and not (lhs.single and rhs.single):
         return None
     rhs = renamed(rhs)
     for i, j in zip((*left, *batch_left), (*right, *batch_right), strict=True):
@@ -491,7 +458,7 @@ def _product(scores: Scores, unit: Unit, operands: Sequence[Value]) -> Value | N
     if is_tainted:
         exponentials = map(scores.algebra.exponentials, (lhs, rhs))
         scores.summed.append((unit, frozenset().union(*exponentials)))
-    if found is None or (is_tainted and scores.algebra.is_deep(found)):
+    if found is None:
         return None
     found, out = Value(found.places[:-1], found.terms), unit.outs[0]
     if not is_tainted and found.single and isinstance(out, int):

@@ -28,7 +28,7 @@ See: ``python -m benchmarks.fp8_step --target h200``, JAX 0.10.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
@@ -40,7 +40,7 @@ from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.draft import Draft
 from jaxamp.plan.precision.reader_precisions import forwarded
 
-BF16 = Precision.BF16
+BF16, F32 = Precision.BF16, Precision.F32
 
 _ADDED = Choice(BF16, BF16, "bf16, as its terms are: one product adds to the other's result")
 _SUMS = ("add", "add_any")
@@ -84,7 +84,9 @@ def _narrow_results(
     """Return choices for dots whose results were float32 for lack of gain alone."""
     cancelling = graph.unrounded | hazards.lookup_places
     found: dict[Node, Choice] = {}
-    for node in filter(lambda dot: _is_wide(choices[dot]), dots):
+    for node in dots:
+        if choices[node].stored is not F32 or choices[node].guard is not Guard.NO_GAIN:
+            continue
         low = choices[node].operand
         copies = _copies(graph, choices, node.outs[0])
         if low is not BF16 or copies is None:
@@ -96,10 +98,6 @@ def _narrow_results(
         reason = f"{choices[node].reason}; result in {low.short}, as its operands are coarser"
         found[node] = choices[node]._replace(stored=low, reason=reason)
     return found
-
-
-def _is_wide(choice: Choice) -> bool:
-    return choice.stored is Precision.F32 and choice.guard is Guard.NO_GAIN
 
 
 def _is_term(graph: Graph, stored: list[Precision | None], value: int) -> bool:
@@ -119,14 +117,13 @@ def _copies(graph: Graph, choices: Mapping[Node, Choice], value: int) -> set[int
     return copies
 
 
-F32 = Precision.F32
-
-
 def find_coarse_logistics(draft: Draft) -> dict[Node, Choice]:
     """Return choices for logistics whose exponential is evaluated in bfloat16."""
     graph, forced, stored, choices = draft.graph, draft.forced, draft.stored, draft.choices
     logistics = [
-        n for n in graph.named.get("logistic", ()) if _may_be_coarse(choices[n], stored, n)
+        n
+        for n in graph.named.get("logistic", ())
+        if choices[n].operand is choices[n].stored is F32 and stored[n.ins[0]] is BF16
     ]
     if not logistics or not any(choice.form for choice in choices.values()):
         return {}
@@ -137,11 +134,6 @@ def find_coarse_logistics(draft: Draft) -> dict[Node, Choice]:
         for node in logistics
         if quantized[node.outs[0]] and forced.of(node)[0] is None
     }
-
-
-def _may_be_coarse(choice: Choice, stored: Sequence[Precision | None], node: Node) -> bool:
-    is_wide = choice.operand is F32 and choice.stored is F32
-    return is_wide and stored[node.ins[0]] is BF16
 
 
 def _find_quantized(graph: Graph, uses: Uses, choices: Mapping[Node, Choice]) -> bytearray:

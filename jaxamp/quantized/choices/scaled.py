@@ -6,17 +6,11 @@ import math
 from typing import Any, NamedTuple
 
 from jaxamp.core.formats import CastConfig, Precision
-from jaxamp.quantized.lowp.block_layout import scales_result
+from jaxamp.quantized.lowp.scaled_array import scales_result
 
 
 class Scaled(NamedTuple):
-    """Quantization of a dot.
-
-    Attributes:
-      casts: of both operands.
-      gradient: of cotangents in the products that its derivative makes; ``None`` if these are not
-        quantized.
-    """
+    """Quantization of a dot: of its operands, and of cotangents where backward products are."""
 
     casts: tuple[CastConfig, CastConfig]
     gradient: CastConfig | None

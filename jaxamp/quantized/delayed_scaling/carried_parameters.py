@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxamp.core.formats import CastConfig
-from jaxamp.errors import TrainingError
+from jaxamp.errors import TrainingError, shown
 from jaxamp.quantized.delayed_scaling.history import (
     BodyHistory,
     check,
@@ -38,19 +38,12 @@ VALUES, SCALE = "values", "scale"  # of a parameter in the history; a scale for 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parameter, or the slice of one that an iteration of a loop reads.
+    """A parameter, or the slice of one that an iteration of a loop reads."""
 
-    Attributes:
-      array: it; held, so that its id stays its own.
-      argument: the position of the parameter among the arrays of the call.
-      loops: the iterations of the loops that slice it, from the outermost.
-      held: its part of the history, sliced like it; ``None`` where it has none.
-    """
-
-    array: Any
-    argument: int
-    loops: tuple[int, ...]
-    held: Mapping[str, Any] | None
+    array: Any  # held, so that its id stays its own
+    argument: int  # the position of the parameter among the arrays of the call
+    loops: tuple[int, ...]  # the iterations of the loops that slice it, from the outermost
+    held: Mapping[str, Any] | None  # its part of the history, sliced like it
 
     @property
     def stacks(self) -> Mapping[str, Any] | None:
@@ -206,9 +199,9 @@ def returned_parameters(
         source, target = sources.get(id(old)), targets.get(id(new))
         if source is None and target is None:
             continue  # constants
-        if source is None or target is None or _form(old) != _form(new):
+        if source is None or target is None or shown(old) != shown(new):
             name = "a constant" if source is None else names[source]
-            raise _error(f"{name} is {_form(old)}, and {_form(new)} is returned in its place")
+            raise _error(f"{name} is {shown(old)}, and {shown(new)} is returned in its place")
         pairs[source] = target
     return pairs
 
@@ -228,12 +221,6 @@ def _leaves(tree: Any) -> str:
         return "an array"
     more = ", ..." if len(paths) > _SHOWN else ""
     return f"a {type(tree).__name__} of {len(paths)} ({', '.join(paths[:_SHOWN])}{more})"
-
-
-def _form(leaf: Any) -> str:
-    """Return dtype and shape of an array."""
-    is_array = isinstance(leaf, jax.ShapeDtypeStruct)
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" if is_array else repr(leaf)
 
 
 def _error(found: str) -> TrainingError:

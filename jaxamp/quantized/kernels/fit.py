@@ -86,7 +86,6 @@ def misfit(
 
 
 def _check(platform: str, config: KernelConfig, transposed: bool) -> None:
-    """Refuse a tile or compiler parameters that do not fit the kernel."""
     tile, params = config.tile, getattr(config, platform)
     if tile is not None and (len(tile) != 2 or any(size % _UNIT for size in tile)):
         raise KernelError(

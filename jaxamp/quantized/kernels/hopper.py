@@ -9,6 +9,7 @@ others, so both are made here.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,9 +50,10 @@ def block_quantize(
     words = dict(zip(AXES, semantics_in_force("gpu", config), strict=True))
     grid = {name: size for name, size in sizes.items() if words[name] == "parallel"}
     loop = {name: size for name, size in sizes.items() if name not in grid}
-    out_type, scratch = _quantized_type(batch, rows, cols, tile, cast)
+    out_type, scratch = _quantized_type(x.shape, tile, cast)
     if transposed:
-        more_out, more_scratch = _quantized_type(batch, cols, rows, (tn, tm), cast, plain=True)
+        turned = batch, cols, rows
+        more_out, more_scratch = _quantized_type(turned, (tn, tm), cast, plain=True)
         out_type, scratch = out_type + more_out, scratch + more_scratch
 
     def body(x_ref: Any, *refs: Any) -> None:
@@ -110,20 +112,14 @@ def _own_fields(params: Any) -> Any:
 
 
 def _quantized_type(
-    batch: int,
-    rows: int,
-    cols: int,
-    tile: tuple[int, int],
-    cast: CastConfig,
-    *,
-    plain: bool = False,
+    sizes: Sequence[int], tile: tuple[int, int], cast: CastConfig, *, plain: bool = False
 ) -> tuple[list[Any], list[Any]]:
     """Return the outputs of a quantization, and what one tile of them takes in shared memory.
 
     Factors are stored for every row, column blocks first: so a tile's part is contiguous.
     """
     plgpu = mosaic_gpu()
-    block_cols = block_of(cast)[1]
+    (batch, rows, cols), block_cols = sizes, block_of(cast)[1]
     dtype = cast.out_dtype.dtype
     out_type = [
         jax.ShapeDtypeStruct((batch, rows, cols), dtype),
@@ -150,7 +146,8 @@ def _quantize_rows(x_s: Any, values_s: Any, scale_s: Any, cast: CastConfig) -> N
             wides = [_load(x_s, (half, cut), layout) for half in halves]
             amaxes = [_magnitude(wide, 1) for wide in wides]
             if block_rows > 1:
-                amaxes = [_everywhere(_largest(amaxes), layout.reduce(1))] * len(amaxes)
+                largest = functools.reduce(jnp.maximum, amaxes)
+                amaxes = [_everywhere(largest, layout.reduce(1))] * len(amaxes)
             for half, wide, amax in zip(halves, wides, amaxes, strict=True):
                 scale, inverse = _scales(amax, cast)
                 over, inverse_over = _over_rows(scale, block_cols), _over_rows(inverse, block_cols)
@@ -170,7 +167,7 @@ def _quantize_columns(x_s: Any, values_s: Any, scale_s: Any, cast: CastConfig) -
             tops = range(block * block_cols, (block + 1) * block_cols, ROWS)
             halves = [pl.ds(top, ROWS) for top in tops]
             wides = [_load(x_s, (half, cut), layout) for half in halves]
-            amax = _largest([_magnitude(wide, 0) for wide in wides])
+            amax = functools.reduce(jnp.maximum, [_magnitude(wide, 0) for wide in wides])
             amax = _everywhere(amax, layout.reduce(0)) if block_rows > 1 else amax
             scale, inverse = _scales(amax, cast)
             scale_s[block, cut] = scale
@@ -202,13 +199,6 @@ def _magnitude(wide: Any, axis: int) -> Any:
     return jnp.max(magnitude_bits(wide), axis=axis)
 
 
-def _largest(magnitudes: Sequence[Any]) -> Any:
-    largest = magnitudes[0]
-    for other in magnitudes[1:]:
-        largest = jnp.maximum(largest, other)
-    return largest
-
-
 def _everywhere(magnitudes: Any, layout: Any) -> Any:
     """Return the largest of a vector, in its place."""
     over_all = lax.broadcast_in_dim(jnp.max(magnitudes), magnitudes.shape, ())
@@ -223,7 +213,6 @@ def _scales(magnitudes: Any, cast: CastConfig) -> tuple[Any, Any]:
 
 
 def _over_rows(by_row: Any, cols: int) -> Any:
-    """Return a number for each row, in all columns."""
     return lax.broadcast_in_dim(by_row, (by_row.shape[0], cols), (0,))
 
 

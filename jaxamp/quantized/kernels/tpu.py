@@ -65,12 +65,11 @@ def _quantize_tile(wide: Any, values_ref: Any, scale_ref: Any, cast: CastConfig)
     """Write values and scale factors of a tile in float32, block by block."""
     block_rows, block_cols = block_of(cast)
     rows, cols = wide.shape
+    height = block_rows if block_rows > 1 else rows
     for j in range(cols // block_cols):
-        for i in range(rows // block_rows if block_rows > 1 else 1):
-            part = (
-                slice(i * block_rows, (i + 1) * block_rows) if block_rows > 1 else slice(None),
-                slice(j * block_cols, (j + 1) * block_cols),
-            )
+        for i in range(rows // height):
+            tops, lefts = i * height, j * block_cols
+            part = slice(tops, tops + height), slice(lefts, lefts + block_cols)
             # Bits are compared: what a vector unit's own maximum makes of a NaN is its maker's
             # business.
             axes = (0, 1) if block_rows > 1 else (1,)

@@ -105,7 +105,6 @@ def _jvp(
 
 
 def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> Sequence[Any]:
-    """Transpose the dot as a linear function of one operand."""
     is_left = ad.is_undefined_primal(lhs)
     known, cast, aval = (rhs, how.casts[1], lhs.aval) if is_left else (lhs, how.casts[0], rhs.aval)
     ct = cotangent if is_left else cotangent.mT
@@ -153,7 +152,6 @@ def _linear_type(tangent: Any, values: Any, *scales: Any, dtype: Any, **_: Any) 
 
 
 def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    """Apply linearity in the tangent; the quantized operand has no derivative."""
     out = quantized_linear_p.bind(*primals, **params)
     if isinstance(tangents[0], ad.Zero):
         return out, jax_compat.symbolic_zero_like(out)
@@ -163,7 +161,6 @@ def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) 
 def _linear_transpose(
     cotangent: Any, tangent: Any, *leaves: Any, tree: Any, how: Scaled, **_: Any
 ) -> Sequence[Any]:
-    """Transpose the product in the array; the quantized operand has no cotangent."""
     known = jax.tree.unflatten(tree, leaves)
     assert how.gradient is not None
     back = product(quantize(cotangent, how.gradient), known, tangent.aval.dtype)

@@ -31,8 +31,7 @@ from jaxamp.core.define import ORIGINALS, define
 from jaxamp.core.formats import Precision
 from jaxamp.kernels.target_gpu import gpu_of
 from jaxamp.quantized.lowp import ScaledArray, dequantize
-from jaxamp.quantized.lowp.block_layout import scales_result
-from jaxamp.quantized.lowp.scaled_array import factors, spread_scale
+from jaxamp.quantized.lowp.scaled_array import factors, scales_result, spread_scale
 from jaxamp.quantized.primitives.matrices import (
     dot_words,
     matrix_axes,

@@ -12,14 +12,14 @@ from tests.found.attention.finding import FUSED, JOINT, ORDERS, kind
 from tests.scopes import equations_of
 
 KINDS = {
-    "segments_of_numbers": "segments",
-    "segments_in_blocks": "segments",
-    "segments_by_kronecker": "segments",
+    "segments_of_numbers": "intervals",
+    "segments_in_blocks": "intervals",
+    "segments_by_kronecker": "intervals",
     "segments_mixed": "segments",
-    "segments_with_windows": "segments",
-    "segments_of_fewer_keys": "segments",
-    "segments_of_layers": "segments",
-    "segments_with_bias": "segments",
+    "segments_with_windows": "intervals",
+    "segments_of_fewer_keys": "intervals",
+    "segments_of_layers": "intervals",
+    "segments_with_bias": "intervals",
     "prefix_and_causal": "intervals",
     "causal_at_the_end": "intervals",
     "window_to_both_sides": "intervals",
@@ -95,6 +95,6 @@ def test_numbers_of_long_masks_are_few():
     x = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.float32)
     ((spec, bias),) = _kernels(attend, x, x, x)
     assert bias is None
-    assert sum(x.nbytes for x in (spec.mask.queries, spec.mask.keys)) == 2 * 4 * 4096
+    assert sum(x.nbytes for x in (spec.mask.start, spec.mask.stop)) == 2 * 4 * 4096
     text = jax.jit(jaxamp.amp(attend, FUSED)).lower(x, x, x).as_text()
     assert len(text) < 100_000  # with its constants

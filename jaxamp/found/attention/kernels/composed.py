@@ -122,7 +122,6 @@ def _contract(how: str, lhs: Array, rhs: Array, widen: bool, like: Array | None 
 
 
 def _place(like: Array) -> NamedSharding | None:
-    """Return where an array lies, if its type says so."""
     sharding = jax.typeof(like).sharding
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
 

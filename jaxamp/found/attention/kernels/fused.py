@@ -25,21 +25,15 @@ Form = Callable[..., tuple[Any, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Fused:
-    """One fused attention. Its operands have one batch axis: q [B, T, N, H], bias [1 or B, ...].
+    """One fused attention. Its operands have one batch axis: q [B, T, N, H], bias [1 or B, ...]."""
 
-    Attributes:
-      name: in messages.
-      obstacle: from the operands and the specification, and whether it is asked for the backward
-        pass: why it cannot; ``None`` if it can.
-      forward: computes the output and `lse`.
-      backward: computes cotangents; ``bias_grad`` says whether a bias has one.
-      as_read: the types of operands as it reads them, which may have a bias for a known mask.
-    """
-
-    name: str
+    name: str  # in messages
+    # Why it cannot take operands; the last argument says whether the backward pass is asked for.
     obstacle: Callable[[Operands, AttentionSpec, bool], str | None]
-    forward: Callable[[Operands, AttentionSpec], tuple[Any, Any]]
+    forward: Callable[[Operands, AttentionSpec], tuple[Any, Any]]  # the output and `lse`
+    # The cotangents; the last argument says whether a bias has one.
     backward: Callable[[Operands, Results, AttentionSpec, bool], tuple[Any, ...]]
+    # Types of operands as it reads them, which may have a bias for a known mask.
     as_read: Callable[[Operands], Operands] = lambda operands: operands
 
 

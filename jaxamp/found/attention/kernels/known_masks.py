@@ -34,75 +34,20 @@ class _ByContent:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Segments(_ByContent):
-    """A query sees the keys that have its own number.
-
-    Attributes:
-      queries: numbers of the queries, int32[T], in the order in which they come first.
-      keys: numbers of the keys, int32[S]; -1 for those that no query sees.
-
-    >>> mask = Segments.of(np.kron(np.eye(2), np.ones((3, 3))) > 0)
-    >>> mask.queries, mask.size
-    (array([0, 0, 0, 1, 1, 1], dtype=int32), (3, 3))
-    """
-
-    queries: np.ndarray
-    keys: np.ndarray
-
-    @classmethod
-    def of(cls, seen: np.ndarray) -> Self | None:
-        """Return one number for equal rows, unless others share a key with them."""
-        numbers: dict[bytes, int] = {}
-        packed = np.packbits(seen, axis=1)
-        queries = np.array([numbers.setdefault(x.tobytes(), len(numbers)) for x in packed], "i4")
-        rows = seen[np.unique(queries, return_index=True)[1]]
-        if (np.count_nonzero(rows, axis=0) > 1).any():
-            return None
-        return cls(queries, np.where(rows.any(axis=0), rows.argmax(axis=0), -1).astype("i4"))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return how many queries and keys it is of."""
-        return len(self.queries), len(self.keys)
-
-    def seen(self, numpy: Any = jnp) -> Any:
-        """Return bool[T, S]."""
-        return numpy.asarray(self.queries)[:, None] == numpy.asarray(self.keys)
-
-    @property
-    def intervals(self) -> Intervals | None:
-        """Return the keys of each query's segment, if segments are not mixed."""
-        if (np.diff(self.keys) < 0).any():
-            return None
-        start = np.searchsorted(self.keys, self.queries, "left").astype("i4")
-        stop = np.searchsorted(self.keys, self.queries, "right").astype("i4")
-        return Intervals(start, stop, len(self.keys))
-
-    @functools.cached_property
-    def size(self) -> tuple[int, int] | None:
-        """Return the queries and keys of a segment, if all have as many, one after the other."""
-        count = int(self.queries.max()) + 1
-        sizes = len(self.queries) // count, len(self.keys) // count
-        both = zip((self.queries, self.keys), sizes, strict=True)
-        alike = (np.array_equal(numbers, np.repeat(np.arange(count), n)) for numbers, n in both)
-        return sizes if all(alike) else None
-
-
-@dataclass(frozen=True, eq=False, repr=False)
 class Intervals(_ByContent):
     """A query sees the keys from one on, up to another.
 
-    So are prefixes that all see, windows to both sides, and queries that are the last words.
+    So are segments one after the other, prefixes that all see, windows to both sides, and queries
+    that are the last words.
 
-    Attributes:
-      start: the first key of each query, int32[T].
-      stop: the key after its last one, int32[T].
-      keys: how many there are.
+    >>> mask = Intervals.of(np.kron(np.eye(2), np.ones((3, 3))) > 0)
+    >>> mask.start, mask.segments
+    (array([0, 0, 0, 3, 3, 3], dtype=int32), (3, 3))
     """
 
-    start: np.ndarray
-    stop: np.ndarray
-    keys: int
+    start: np.ndarray  # the first key of each query, int32[T]
+    stop: np.ndarray  # the key after its last one, int32[T]
+    keys: int  # how many there are
 
     @classmethod
     def of(cls, seen: np.ndarray) -> Self | None:
@@ -124,11 +69,49 @@ class Intervals(_ByContent):
         start, stop = (numpy.asarray(x)[:, None] for x in (self.start, self.stop))
         return (keys >= start) & (keys < stop)
 
+    @functools.cached_property
+    def segments(self) -> tuple[int, int] | None:
+        """Return the queries and keys of a segment, if all have as many, one after the other."""
+        keys = int(self.stop[0] - self.start[0])
+        first = np.arange(0, self.keys, keys)
+        queries = len(self.start) // len(first)
+        alike = np.array_equal(self.start, np.repeat(first, queries))
+        return (queries, keys) if alike and (self.stop == self.start + keys).all() else None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Segments(_ByContent):
+    """A query sees the keys that have its own number, wherever they are."""
+
+    queries: np.ndarray  # numbers of the queries, int32[T], in the order in which they come first
+    keys: np.ndarray  # numbers of the keys, int32[S]; -1 for those that no query sees
+
+    @classmethod
+    def of(cls, seen: np.ndarray) -> Self | None:
+        """Return one number for equal rows, unless others share a key with them."""
+        numbers: dict[bytes, int] = {}
+        packed = np.packbits(seen, axis=1)
+        queries = np.array([numbers.setdefault(x.tobytes(), len(numbers)) for x in packed], "i4")
+        rows = seen[np.unique(queries, return_index=True)[1]]
+        if (np.count_nonzero(rows, axis=0) > 1).any():
+            return None
+        keys = np.where(rows.any(axis=0), rows.argmax(axis=0), -1).astype("i4")
+        return cls(queries, queries if np.array_equal(queries, keys) else keys)  # one constant
+
     @property
-    def intervals(self) -> Intervals:
-        """Return itself."""
-        return self
+    def shape(self) -> tuple[int, int]:
+        """Return how many queries and keys it is of."""
+        return len(self.queries), len(self.keys)
+
+    def seen(self, numpy: Any = jnp) -> Any:
+        """Return bool[T, S]."""
+        return numpy.asarray(self.queries)[:, None] == numpy.asarray(self.keys)
 
 
-KnownMask = Segments | Intervals
+KnownMask = Intervals | Segments
 """A mask of all examples and heads."""
+
+
+def known_mask(seen: np.ndarray) -> KnownMask | None:
+    """Return a mask bool[T, S] in such numbers; ``None`` where it is of neither kind."""
+    return Intervals.of(seen) or Segments.of(seen)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -77,15 +77,6 @@ def _steps(line: np.ndarray) -> list[tuple[int, int]]:
     return [*_steps(line[::run]), (step, run)]
 
 
-def names_of(axes: Any) -> Iterator[str]:
-    """Yield the axes of a mesh in a spec, or in an entry of one."""
-    if isinstance(axes, str):
-        yield axes
-    elif axes is not None:
-        for entry in axes:
-            yield from names_of(entry)
-
-
 Letters = tuple[str, ...]
 """A letter for each axis of an array.
 
@@ -114,13 +105,7 @@ def partitioned(
 
 
 class Partition:
-    """Division of a pass among devices; see `partitioned`.
-
-    Attributes:
-      operands: the letters of its operands.
-      results: the letters of its results.
-      sizes: the size of the axes of each letter.
-    """
+    """Division of a pass among devices: letters of its operands and results, and their sizes."""
 
     def __init__(
         self,
@@ -179,18 +164,20 @@ class Partition:
         mesh, axes = mesh_of(tiles(queries, len(letters)))
         placed = {x: a for x, a in zip(letters, axes, strict=False) if _is_free(x)}
         placed["k"] = placed.get("n")
-        parts = {x: math.prod(mesh.shape[name] for name in names_of(a)) for x, a in placed.items()}
+        parts = {
+            x: math.prod(mesh.shape[name] for name in jax.tree.leaves(a)) for x, a in placed.items()
+        }
         return mesh, {x: a for x, a in placed.items() if self.sizes[x] % parts[x] == 0}
 
     def _local(
         self, values: Sequence[Any], placed: Mapping[str, Axes], specs: Sequence[PartitionSpec]
     ) -> tuple[Any, ...]:
         """Compute the part of one device, of its parts of operands that lie along such axes."""
-        rows = tuple(names_of(placed.get("t")))
+        rows = tuple(jax.tree.leaves(placed.get("t")))
         found = [*(self._of_rows(values, rows) if rows else self.form(*values))]
         if self.bias_grad:  # a bias is broadcast along what is missing in its own axes
-            own = {*names_of(specs[3])}
-            axes = tuple(a for a in dict.fromkeys(names_of(specs[0])) if a not in own)
+            every, own = (jax.tree.leaves(tuple(spec)) for spec in (specs[0], specs[3]))
+            axes = tuple(a for a in every if a not in own)
             found[3] = lax.psum(found[3], axes) if axes else found[3]
         return tuple(found)
 

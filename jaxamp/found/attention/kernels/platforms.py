@@ -1,10 +1,16 @@
-"""Choice of a platform's attention kernel and its way with a mask, when a primitive is lowered."""
+"""Choice of a platform's attention kernel and its way with a mask, or why there is none.
+
+A kernel has no array of scores, but reads a bias for each, in 16 bits; what that is made of is read
+twice, for the largest number of each row and for the bias itself. Written out, an attention moves
+its scores. Queries, keys, values and their cotangents are read and written either way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +18,7 @@ import jax.numpy as jnp
 from jaxamp.core import jax_compat
 from jaxamp.found.attention.kernels import cudnn
 from jaxamp.found.attention.kernels.fused import Fused, flattened
-from jaxamp.found.attention.kernels.known_masks import KnownMask, Segments
+from jaxamp.found.attention.kernels.known_masks import Intervals, KnownMask
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.found.attention.kernels.splash import EXPORTED_SPLASH, SPLASH
 from jaxamp.kernels.jax_compat.kernel_lowering import is_exported
@@ -27,8 +33,8 @@ def ways(kernel: Fused, spec: AttentionSpec) -> Iterator[Fused]:
     yield kernel
     if (mask := spec.mask) is None:
         return
-    if isinstance(mask, Segments) and mask.size is not None:
-        yield _on_segments(kernel, *mask.size)
+    if isinstance(mask, Intervals) and mask.segments is not None:
+        yield _on_segments(kernel, *mask.segments)
     yield _with_bias_of(kernel, mask)
 
 
@@ -144,3 +150,65 @@ def at_hand() -> list[Fused]:
 
 def _of_gpu(gpu: TargetGpu | None) -> list[Fused]:
     return [] if gpu is None else [cudnn.on(gpu)]
+
+
+_FORWARD, _BACKWARD = 4, 7
+"""Times that 16-bit arrays of scores, weights and their cotangents are written or read."""
+
+
+class Biased(NamedTuple):
+    """Use of an attention that has a bias by a program: what is computed."""
+
+    given: int  # bytes of the arrays that the bias is made of
+    forward: bool = True
+    backward: bool = False
+    bias_grad: bool = False
+
+
+def loss(operands: Operands, biased: Biased) -> str | None:
+    """Return in words what a kernel moves more than is moved without it; ``None`` if it pays."""
+    (batch, queries, heads, _), keys = operands.q.shape, operands.k.shape[1]
+    scores = batch * heads * queries * keys or 1
+    times = _FORWARD * biased.forward + _BACKWARD * biased.backward + biased.bias_grad
+    without = biased.given + 2 * times * scores
+    made = math.prod(operands.bias.shape[:2]) * queries * keys
+    numbers = made * (1 + 2 * biased.bias_grad) + (biased.forward + biased.backward) * scores
+    with_bias = 2 * (biased.given + numbers)
+    if with_bias <= without:
+        return None
+    return (
+        f"with its bias the kernel moves {with_bias / scores:.1f} bytes for each score, "
+        f"the program as written {without / scores:.1f}"
+    )
+
+
+def refusal(
+    operands: Operands, spec: AttentionSpec, kernels: Sequence[Fused], biased: Biased
+) -> str | None:
+    """Return in words why no kernel takes operands both ways, or pays; ``None`` if one does.
+
+    >>> import jax
+    >>> x = jax.ShapeDtypeStruct((1, 64, 4, 300), "bfloat16")
+    >>> refusal(Operands(x, x, x), AttentionSpec(scale=1.0), everywhere(), Biased(given=0))
+    'cuDNN: The head dim must be <= 256 and a multiple of 8, but got 300.'
+    """
+    flat = flattened(operands)
+    reasons = []
+    for kernel in kernels:
+        reason: str | None = None
+        for way in ways(kernel, spec):
+            reason = _reason(way, flat, spec, biased)
+            if reason is None:
+                return None
+        reasons.append(f"{kernel.name}: {reason}")
+    return reasons[0] if reasons else "there is no kernel"
+
+
+def _reason(kernel: Fused, operands: Operands, spec: AttentionSpec, biased: Biased) -> str | None:
+    """Return why a kernel does not take operands with one batch axis both ways, or does not pay."""
+    passes = (kernel.obstacle(operands, spec, backward) for backward in (False, True))
+    reason = next(filter(None, passes), None)
+    read = kernel.as_read(operands)
+    if reason is None and read.bias is not None:
+        return loss(read, biased)
+    return reason

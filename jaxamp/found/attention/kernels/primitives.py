@@ -181,7 +181,6 @@ def _define(primitive: Primitive, jvp: Any = None, **words: Any) -> None:
 
 
 def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **params: Any) -> Any:
-    """Lower to the kernel that a platform has, or else the composed form."""
     spec, backward = params["spec"], primitive is attention_backward_p
     avals = context.avals_in
     types = of_backward(avals)[0] if backward else Operands(*avals)

@@ -16,19 +16,12 @@ from jaxamp.jaxprs.contracted import OTHERS
 
 
 class Operands(NamedTuple):
-    """Arrays of an attention, or their types.
+    """Arrays of an attention, or their types."""
 
-    Attributes:
-      q: queries [*b, T, N, H].
-      k: keys [*b, S, K, H].
-      v: values [*b, S, K, V].
-      bias: added to scores; broadcasts to [*b, N, T, S]; ``None`` for none.
-    """
-
-    q: Any
-    k: Any
-    v: Any
-    bias: Any = None
+    q: Any  # queries [*b, T, N, H]
+    k: Any  # keys [*b, S, K, H]
+    v: Any  # values [*b, S, K, V]
+    bias: Any = None  # added to scores; broadcasts to [*b, N, T, S]
 
     @property
     def given(self) -> list[Any]:
@@ -39,16 +32,13 @@ class Operands(NamedTuple):
 class Results(NamedTuple):
     """Results of a forward pass and a cotangent, as a backward pass reads them.
 
-    Attributes:
-      out: the output [*b, T, N, V].
-      lse: logarithm of the sum of exponentials of each row of scores, f32[*b, N, T]; in an
-        equation its bits, u32[*b, N, T].
-      dout: cotangent of the output.
+    `lse` is the logarithm of the sum of exponentials of each row of scores; in an equation its
+    bits, as u32.
     """
 
-    out: Any
-    lse: Any
-    dout: Any
+    out: Any  # [*b, T, N, V]
+    lse: Any  # f32[*b, N, T]
+    dout: Any  # the cotangent of the output
 
 
 def of_backward(values: Sequence[Any]) -> tuple[Operands, Results]:
@@ -72,19 +62,12 @@ def of_bits(bits: Any) -> Any:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Static parameters of an attention.
-
-    Attributes:
-      scale: multiplies the products of queries and keys.
-      causal: whether query ``i`` sees the keys ``j <= i`` alone.
-      window: with ``causal``: it sees those with ``i - j < window`` alone.
-      mask: it sees those alone that this says, too.
-    """
+    """Static parameters of an attention: its scale, and which keys a query sees."""
 
     scale: float
-    causal: bool = False
-    window: int | None = None
-    mask: KnownMask | None = None
+    causal: bool = False  # query i sees the keys j <= i alone
+    window: int | None = None  # and of these those with i - j < window alone
+    mask: KnownMask | None = None  # and those alone that this says
 
     def seen(self, queries: int, keys: int) -> Any:
         """Return bool[queries, keys], which keys a query sees; ``None`` if it sees all."""
@@ -96,12 +79,6 @@ class AttentionSpec:
         seen = key <= query
         seen = seen if self.window is None else seen & (query - key < self.window)
         return seen if own is None else seen & own
-
-
-def scores_shape(q: Any, k: Any) -> tuple[int, ...]:
-    """Return [*b, N, T, S], the shape of an attention's scores."""
-    *batch, queries, heads, _ = q.shape
-    return (*batch, heads, queries, k.shape[-3])
 
 
 _PRODUCTS = {

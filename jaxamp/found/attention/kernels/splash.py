@@ -118,8 +118,8 @@ def _kernel(spec: AttentionSpec, q: Any, k: Any) -> tuple[Any, Any]:
     else:
         mask = splash.CausalMask(shape) if spec.causal else splash.FullMask(shape)
     segments: Any = None
-    if spec.mask is not None and (own := spec.mask.intervals) is not None:
-        mask = splash_intervals(*_within(own, spec), keys)
+    if isinstance(spec.mask, Intervals):
+        mask = splash_intervals(*_within(spec.mask, spec), keys)
     elif isinstance(spec.mask, Segments):
         segments = splash.SegmentIds(*map(jnp.asarray, (spec.mask.queries, spec.mask.keys)))
     rows, columns = block(queries), block(keys)

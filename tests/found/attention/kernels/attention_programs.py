@@ -50,7 +50,7 @@ def program(words: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
     import jax
     import jax.numpy as jnp
 
-    from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
+    from jaxamp.found.attention.kernels.known_masks import known_mask
     from jaxamp.found.attention.kernels.spec import AttentionSpec
     from tests.found.attention.kernels.calls import attention
 
@@ -58,9 +58,9 @@ def program(words: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
     dtype = words.get("dtype", "bfloat16")
     mask: Any = None
     if "numbers" in words:
-        mask = Segments(words["numbers"], words["numbers"])
-    elif "seen" in words:
-        mask = Intervals.of(words["seen"])
+        words = {"seen": words["numbers"][:, None] == words["numbers"], **words}
+    if "seen" in words:
+        mask = known_mask(words["seen"])
     scale, causal = words.get("scale", 0.125), words.get("causal", False)
     spec = AttentionSpec(scale, causal, words.get("window"), mask)
     queries = (B, length, N, head)

@@ -12,8 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxamp.found.attention.kernels import composed
-from jaxamp.found.attention.kernels.platforms import everywhere
-from jaxamp.found.attention.kernels.refusal import Biased, refusal
+from jaxamp.found.attention.kernels.platforms import Biased, everywhere, refusal
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from tests.audit import equations
 from tests.found.attention.kernels.calls import attention, attention_forward

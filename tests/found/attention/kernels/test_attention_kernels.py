@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.found.attention.kernels import cudnn
-from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
+from jaxamp.found.attention.kernels.known_masks import Intervals, known_mask
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.found.attention.kernels.splash import SPLASH, block
 from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_checks
@@ -173,7 +173,7 @@ def _operands(shape, keys, dtype=jnp.bfloat16):
     return [jnp.asarray(draw.standard_normal(s), dtype) for s in shapes]
 
 
-MIXED = Segments(WORDS // 50 % 2, WORDS // 50 % 2)
+MIXED, IN_ORDER = (known_mask(n[:, None] == n) for n in (WORDS // 50 % 2, WORDS // 100))
 BOTH_SIDES = Intervals(np.maximum(WORDS - 9, 0), np.minimum(WORDS + 70, 256), 256)
 CASES = {
     "causal": ((1, 256, 2, 64), (1, 256, 2, 64), {"causal": True}),
@@ -183,7 +183,7 @@ CASES = {
     "segments in order": (
         (1, 256, 2, 64),
         (1, 256, 2, 64),
-        {"causal": True, "window": 40, "mask": Segments(WORDS // 100, WORDS // 100)},
+        {"causal": True, "window": 40, "mask": IN_ORDER},
     ),
     "intervals": ((1, 256, 2, 64), (1, 256, 2, 64), {"mask": BOTH_SIDES}),
 }

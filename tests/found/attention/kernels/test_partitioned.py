@@ -8,12 +8,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxamp.found.attention.kernels import composed
-from jaxamp.found.attention.kernels.known_masks import Segments
+from jaxamp.found.attention.kernels.known_masks import known_mask
 from jaxamp.found.attention.kernels.partitioned import partitioned
 from jaxamp.found.attention.kernels.spec import AttentionSpec
 
 B, T, N, H = 8, 16, 4, 8
-SEGMENTS = Segments(np.arange(T) // 5, np.arange(T) // 5)
+NUMBERS = np.arange(T) // 5
+SEGMENTS = known_mask(NUMBERS[:, None] == NUMBERS)
 SPEC = AttentionSpec(0.3, causal=True, mask=SEGMENTS)
 EXAMPLES, BOTH = P("data"), P("data", None, "heads")
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxamp.found.attention.kernels import composed
 from jaxamp.found.attention.kernels.fused import Fused
-from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
+from jaxamp.found.attention.kernels.known_masks import Intervals, known_mask
 from jaxamp.found.attention.kernels.platforms import ways
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 
@@ -27,8 +27,7 @@ KERNEL = Fused(name="written out", obstacle=lambda *_: None, forward=_forward, b
 
 
 def _segments(queries, keys=None):
-    numbers = (queries, queries if keys is None else keys)
-    return Segments(*(np.asarray(x, np.int32) for x in numbers))
+    return known_mask(queries[:, None] == (queries if keys is None else keys))
 
 
 @pytest.mark.parametrize(
@@ -75,5 +74,6 @@ def test_every_way_is_the_same_attention(spec, bias, count):
 )
 def test_segments_one_after_the_other(numbers, size):
     """They have a size where all have the same, and they are not mixed."""
-    assert _segments(numbers).size == size
-    assert Segments.of(numbers[:, None] == numbers) == _segments(numbers)
+    mask = _segments(numbers)
+    assert (mask.segments if isinstance(mask, Intervals) else None) == size
+    np.testing.assert_array_equal(mask.seen(), numbers[:, None] == numbers)
