@@ -57,7 +57,8 @@ class SteeringEmitter(Emitter):
 
         def emitted(*args: Any) -> list[Any]:
             if has_barrier:
-                return function(*recomputation_barrier(args, group.read_by_recomputed))
+                read, eqns = group.read_by_recomputed, group.equations
+                return function(*recomputation_barrier(args, read, eqns))
             return function(*args)
 
         def fused(*args: Any) -> list[Any]:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 
-from jaxamp import amp
+from jaxamp import PrecisionPolicy, amp
+from jaxamp.xla.hints.techniques import Technique
 from tests.audit import equations
 
 POLICY = "auto_mixed_bf16"
@@ -280,6 +281,25 @@ def test_cotangents_that_a_bias_alone_adds_up_have_no_barrier_on_gpu() -> None:
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64,), (64, 64), (4096, 64))]
     lines = barrier_lines("cuda", jax.grad(amp(branched, POLICY)), shapes)
     assert max(line.count("tensor<4096x64xbf16>") for line in lines) == 1
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_what_is_elementwise_has_no_barrier_on_gpu(order: str, large: Any) -> None:
+    """Behind one, the parts of a product of joined matrices would be copied."""
+
+    def gated(weights: jax.Array, x: jax.Array) -> jax.Array:
+        gate, grow, shrink = weights
+        return ((jax.nn.silu(x @ gate) * (x @ grow)) @ shrink).sum()
+
+    policy = PrecisionPolicy.parse(POLICY)
+    without = policy.replace(xla=policy.xla - {Technique.RECOMPUTATION_BARRIERS})
+    counts = [
+        barriers(jax.grad(amp(gated, p)) if order[0] == "g" else amp(jax.grad(gated), p), large, on)
+        for p in (policy, without)
+        for on in ("cuda", "cpu")
+    ]
+    assert counts[0] == counts[2]
+    assert order[0] == "a" or counts[1] > counts[3]
 
 
 def test_barriers_of_symbolic_sizes_are_around_everything() -> None:

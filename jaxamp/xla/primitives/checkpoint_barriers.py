@@ -6,7 +6,9 @@ write. There is a primitive for each way to lower a group; all have one name.
 
 Without a barrier, XLA merges the forward pass with its recomputation (common subexpression
 elimination) and keeps the float32 values in memory. Only large operands of the recomputation need
-one, as only they make large values; a barrier before a small one would cost a kernel. Cotangents
+one, as only they make large values; a barrier before a small one would cost a kernel. Nor do those
+of a group without a reduction that XLA may have made in one product: behind a barrier each would be
+copied out of that, and what is elementwise is computed in each kernel that reads it. Cotangents
 that are summed over columns are in memory before the sum, where they are read again after it, so
 they get one as well; those summed over rows stay in the kernel, and so do those whose sum is a
 result, as that of a bias is.
@@ -28,11 +30,11 @@ from itertools import compress, product
 from typing import Any
 
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.taxonomy import OpKind, Trait, op_of, register_op_kind
 from jaxamp.jaxprs.nested import nested
 from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
 from jaxamp.xla.primitives.split_sums import split_sums
@@ -102,19 +104,23 @@ recomputation_barrier_p = Primitive("recomputation_barrier")
 recomputation_barrier_p.multiple_results = True
 
 
-def recomputation_barrier(values: Sequence[Any], recomputed: Sequence[bool]) -> list[Any]:
+def recomputation_barrier(
+    values: Sequence[Any], recomputed: Sequence[bool], eqns: Sequence[JaxprEqn]
+) -> list[Any]:
     """Put the large operands that recomputed equations read behind a barrier; tangents get none."""
-    return recomputation_barrier_p.bind(*values, recomputed=tuple(recomputed))
+    read = tuple(recomputed)
+    return recomputation_barrier_p.bind(*values, recomputed=read, reduces=_reduces(eqns))
 
 
 def needs_barrier(
-    avals: Sequence[Any], recomputed: Sequence[bool], *, others: bool = False
+    avals: Sequence[Any], recomputed: Sequence[bool], *, reduces: bool = True, others: bool = False
 ) -> list[bool]:
     """Return whether each operand needs a barrier.
 
     Args:
       avals: types of the operands.
       recomputed: per operand, whether recomputed equations read it; if none does, none needs one.
+      reduces: whether they are of a group with a reduction.
       others: whether other operands that are as large need one, too.
 
     >>> import jax.numpy as jnp
@@ -126,7 +132,7 @@ def needs_barrier(
     if not any(recomputed) or not all(isinstance(size, int) for size in sizes):
         return [any(recomputed)] * len(sizes)  # symbolic sizes cannot be compared
     largest = max(size for size, is_read in zip(sizes, recomputed, strict=True) if is_read)
-    if largest < _LARGE:
+    if largest < (_LARGE if reduces else _JOINED):
         return [False] * len(sizes)
     large = [size * _RATIO >= largest for size in sizes]
     return large if others else list(map(operator.and_, large, recomputed))
@@ -136,6 +142,7 @@ def needs_barrier(
 # `python -m benchmarks.techniques --target h200 --only all recomputation-barriers`.
 _RATIO = 16  # parameters and statistics of rows are at least so many times smaller
 _LARGE = 2**18  # fewer elements stay in the GPU's second-level cache: a kernel would cost more
+_JOINED = 2**25  # XLA joins products of 64 MiB (`xla_gpu_dot_merger_threshold_mb`), in 16 bits
 
 
 def _needs_barrier(context: Any, jaxpr: Jaxpr) -> list[bool]:
@@ -147,7 +154,16 @@ def _needs_barrier(context: Any, jaxpr: Jaxpr) -> list[bool]:
     # JAX lowers forward passes in a loop as checkpoints too, but they recompute nothing.
     recomputed = jax_compat.read_by_recomputation(jaxpr)
     avals = [v.aval for v in jaxpr.invars]
-    return needs_barrier(avals, recomputed, others=_puts_sums_back(jaxpr) and not _sums_rows(jaxpr))
+    others = _puts_sums_back(jaxpr) and not _sums_rows(jaxpr)
+    return needs_barrier(avals, recomputed, reduces=_reduces(jaxpr.eqns), others=others)
+
+
+def _reduces(eqns: Sequence[JaxprEqn]) -> bool:
+    return any(
+        (op_of(eqn.primitive).kind is OpKind.REDUCTION and eqn.primitive.name != "add_any")
+        or any(_reduces(body.jaxpr.eqns) for body in nested(eqn))
+        for eqn in eqns
+    )
 
 
 def _sums_rows(jaxpr: Jaxpr) -> bool:
@@ -174,12 +190,12 @@ for policy, group_p in GROUPS.items():
     )
 
 
-def _same(*values: Any, recomputed: Sequence[bool]) -> list[Any]:
+def _same(*values: Any, **params: Any) -> list[Any]:
     return list(values)
 
 
-def _lowered(*values: Any, recomputed: Sequence[bool]) -> list[Any]:
-    chosen = needs_barrier(values, recomputed)
+def _lowered(*values: Any, **params: Any) -> list[Any]:
+    chosen = needs_barrier(values, **params)
     if not any(chosen):
         return list(values)
     barriered = iter(lax.optimization_barrier([*compress(values, chosen)]))
@@ -189,10 +205,10 @@ def _lowered(*values: Any, recomputed: Sequence[bool]) -> list[Any]:
 
 
 def _beside(
-    values: Sequence[Any], others: Sequence[Any], *, recomputed: Sequence[bool]
+    values: Sequence[Any], others: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[Any]]:
     """Put values behind the barrier; what comes with them, such as tangents, gets none."""
-    return recomputation_barrier(values, recomputed), list(others)
+    return recomputation_barrier_p.bind(*values, **params), list(others)
 
 
 # On a CPU a barrier keeps a rounding that XLA leaves out where it is read first.
