@@ -1,6 +1,7 @@
 """Regions that become something else: the values that they make, and how these are made.
 
-A kind of region implements these three, and needs nothing else of the search and of emission.
+A kind of region implements these three, and needs nothing else of the search and of emission. What
+one that crosses no loops does not need has a body here.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ class Region(Protocol):
     @property
     def handed(self) -> int:
         """The number of arrays of `Emission.forward`."""
-        ...
+        return 0
 
     def follows(self, value: int, *, operands: bool) -> bool:
         """Return whether it can make a value where its backward pass is, without the forward pass.
 
         `operands` says whether what the region reads is at hand there.
         """
-        ...
+        return operands
 
     def emission(self, read: Callable[[int], Any], wanted: set[int]) -> Emission:
         """Return what emits it, given what reads values of the program, and those that are read."""

@@ -83,14 +83,7 @@ def _with_parts(array: Any, axis: int, *parts: int) -> Any:
 def as_written(
     made: Pass, division: Division, read: Callable[[int], Any], *, again: bool
 ) -> dict[int, Any]:
-    """Return what a pass makes.
-
-    Args:
-      made: the pass.
-      division: of the tokens.
-      read: returns a value of the program.
-      again: whether what has the size of logits is computed again where this is differentiated.
-    """
+    """Return what a pass makes; for a derivative, what has the size of logits is made `again`."""
     body = read_anew(functools.partial(in_chunk, made, division), in_rows=division.in_rows)
     if again:
         body = jax.checkpoint(body, prevent_cse=False)
@@ -106,13 +99,13 @@ def looped(
     sums: Mapping[Key, Any],
     scan: Callable[..., tuple[Any, Any]] = lax.scan,
 ) -> dict[Key, Any]:
-    """Return what is computed of the inputs of a pass, chunk by chunk.
+    """Return what a body computes of the inputs of a pass, chunk by chunk.
 
     Args:
       made: the pass.
       division: of the tokens.
       read: returns a value of the program.
-      body: computes it of the inputs for some tokens, and of which these are.
+      body: gets the inputs for some tokens, and which these are.
       sums: what sums begin with, but for those of the pass.
       scan: runs the loop.
     """
@@ -141,14 +134,7 @@ def zeros(shape: Sequence[int], aval: Any) -> Any:
 
 
 def in_chunk(made: Pass, division: Division, env: Mapping[Key, Any], tokens: Any) -> dict[Key, Any]:
-    """Return what a pass makes of some tokens: rows, and what they add to sums.
-
-    Args:
-      made: the pass.
-      division: of all tokens.
-      env: its inputs, those in parts for these tokens.
-      tokens: i32[t], which these are.
-    """
+    """Return what a pass makes of some tokens, i32[t]: rows, and what they add to sums."""
     values = dict(env)
     for step in made.steps.values():
         with jax_compat.emitting(step.unit.eqn):

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, product
 from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level, Unit
 from jaxamp.found.places import NARROW, Place, Scopes
+from jaxamp.found.region import Region
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.nested import nested
 from jaxamp.kernels.target_gpu import described_platform
@@ -74,20 +75,18 @@ def chunk_losses(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
 
 
 @dataclass(eq=False)
-class _Region:
+class _Region(Region):
     """One pass over the tokens of a loss.
 
     Attributes:
       computed: what is computed.
       emitted: computes it, of what reads a value of the program.
       outcome: what reports say of it.
-      handed: how many arrays a forward pass leaves to a backward one.
     """
 
     computed: Pass
     emitted: Callable[[Callable[[int], Any]], dict[int, Any]]
-    outcome: Any
-    handed: ClassVar[int] = 0
+    outcome: Outcome
 
     @property
     def made(self) -> frozenset[int]:
@@ -98,10 +97,6 @@ class _Region:
     def needed(self) -> frozenset[int]:
         """The values of the program that it reads."""
         return frozenset(value for value, _ in self.computed.inputs)
-
-    def follows(self, value: int, *, operands: bool) -> bool:
-        """Return whether a value follows from what its operands are."""
-        return operands
 
     def emission(self, read: Callable[[int], Any], wanted: set[int]) -> _Emission:
         """Return what emits it."""

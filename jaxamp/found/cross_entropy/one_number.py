@@ -25,12 +25,7 @@ from jaxamp.found.levels import Level
 
 
 def one_number(made: Pass, level: Level) -> int | None:
-    """Return the one result of a pass that has a derivative, if that is a number.
-
-    Args:
-      made: the pass.
-      level: where it is.
-    """
+    """Return the one result of a pass that has a derivative, if that is a number."""
 
     def is_float(value: int) -> bool:
         return jnp.issubdtype(getattr(level.avals[value], "dtype", np.int32), np.floating)
@@ -48,14 +43,7 @@ def one_number(made: Pass, level: Level) -> int | None:
 def differentiated(
     made: Pass, division: Division, read: Callable[[int], Any], number: int
 ) -> dict[int, Any]:
-    """Return what a pass makes, of which one number has gradients that are computed with it.
-
-    Args:
-      made: the pass.
-      division: of the tokens.
-      read: returns a value of the program.
-      number: the result that `one_number` has found.
-    """
+    """Return what a pass makes; the gradients of the `one_number` of it are computed with it."""
     values = [*dict.fromkeys(value for value, _ in made.inputs)]
     order = [*made.outputs]
 

@@ -95,13 +95,7 @@ def flow(
 
 
 def flow_back(eqn: JaxprEqn, result: Rows, places: Sequence[int | None] = ()) -> Flow | None:
-    """Return which tokens of the operands some tokens of a result are made of.
-
-    Args:
-      eqn: the equation.
-      result: where its result has its tokens.
-      places: as of `flow`.
-    """
+    """Return which tokens of the operands some tokens of a result are made of, see `flow`."""
     shapes, results = _shapes(eqn)
     if eqn.primitive.name == "reshape":
         moved = _reshaped(result, results[0], shapes[0])
