@@ -30,6 +30,7 @@ DIFFERED = 8  # a term of a difference that may cancel, or what is summed and sc
 
 _STEEP_POWER = 3  # powers above it amplify
 _AROUND = (Link.INIT, Link.BACK)
+_NO_JOINS = (None, *_AROUND)
 _SQUARES = ("square", "integer_pow", "mul")
 _SUMS = ("add", "sub")
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
@@ -41,11 +42,14 @@ def find_amplified(flow: Dataflow) -> frozenset[int]:
     for node in backward(graph, sweep.bits):
         sweep.leave(node)
     made = {out for node in graph.nodes if node.role is Role.CONTRACT for out in node.outs}
-    excused = [
-        sweep.linear[v] and (not bits & IN_PARTS or sweep.origin.get(v, v) in made)
+
+    linear, origin = sweep.linear, sweep.origin
+    return frozenset(
+        v
         for v, bits in enumerate(sweep.bits)
-    ]
-    return frozenset(v for v, bits in enumerate(sweep.bits) if bits & IN_MEMORY and not excused[v])
+        if bits & IN_MEMORY
+        if not linear[v] or (bits & IN_PARTS and origin.get(v, v) not in made)
+    )
 
 
 def find_linear(graph: Graph, provenance: Provenance) -> bytearray:
@@ -68,12 +72,15 @@ def find_linear(graph: Graph, provenance: Provenance) -> bytearray:
 def _is_linear(graph: Graph, provenance: Provenance, linear: bytearray, node: Node) -> bool:
     if node.role is Role.CONTRACT:
         return True
-    dense, kind = _dense(provenance, node), node.semantics.linear
+    kind, joins = node.semantics.linear, node.role is Role.MERGE or node.role is Role.LINK
+    if node.role is Role.FIXED or (kind is Linear.NOT and not joins):
+        return False
+    dense = _dense(provenance, node)
     if kind is Linear.EACH and len(dense) > 1:
         dense = [v for v in dense if not _is_repeated(graph, v, node.outs[0])]
-    if not dense or not all(linear[v] for v in dense) or node.role is Role.FIXED:
+    if not dense or not all(linear[v] for v in dense):
         return False
-    if node.role is Role.MERGE or node.role is Role.LINK:
+    if joins:
         return True
     if kind is Linear.ALL and _adds_to_state(graph, provenance, node):
         return False
@@ -130,10 +137,11 @@ def _find_bounded(graph: Graph, provenance: Provenance) -> bytearray:
 def _is_bounded(provenance: Provenance, bounded: bytearray, node: Node) -> bool:
     if node.trait is Trait.SMOOTH:
         return True
+    passes = node.role is Role.MERGE or node.link not in _NO_JOINS
+    if not passes and not (node.name in _SQUARES and len({*node.ins}) == 1):
+        return False
     dense = _dense(provenance, node)
-    passes = node.role is Role.MERGE or node.link not in (None, *_AROUND)
-    is_square = node.name in _SQUARES and len({*node.ins}) == 1
-    return bool(dense) and (passes or is_square) and all(bounded[v] for v in dense)
+    return bool(dense) and all(bounded[v] for v in dense)
 
 
 def _find_origins(graph: Graph) -> dict[int, int]:
@@ -221,7 +229,7 @@ class _Amplification:
 
     def _passes(self, node: Node) -> bool:
         """Return whether a later amplification counts for a node's operands too."""
-        if not any(self.bits[out] for out in node.outs):
+        if not union(self.bits, node.outs):
             return False
         if node.role is not Role.ELEMENTWISE and node.role is not Role.REDUCE:
             return True

@@ -8,8 +8,8 @@ among has an order, and no coordinate.
 from __future__ import annotations
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.graph.graph import Graph, Node, Role
-from jaxamp.plan.graph.sweeps import backward
+from jaxamp.plan.graph.graph import Graph, Role
+from jaxamp.plan.graph.sweeps import backward, union
 
 
 def find_lookup_places(graph: Graph) -> frozenset[int]:
@@ -17,20 +17,17 @@ def find_lookup_places(graph: Graph) -> frozenset[int]:
 
     The search ends at products, whose operands are rounded as the policy says, and at choices.
     """
-    bits = bytearray(len(graph.avals))
-    if not any(map(_is_lookup, graph.nodes)):
+    lookups = {n for n in graph.nodes if n.role is Role.MOVE and len(n.ins) > 1}
+    if not lookups:
         return frozenset()
+    bits = bytearray(len(graph.avals))
     for node in backward(graph, bits):
-        if _is_lookup(node):
+        if node in lookups:
             for value in node.ins[1:]:
                 bits[value] |= graph.kinds[value] in "iu" and value not in graph.constants
         if node.role is Role.CONTRACT or node.trait is Trait.EXTREMUM:
             continue
-        if any(bits[v] for v in node.outs):
+        if union(bits, node.outs):
             for value in node.ins:
                 bits[value] = 1
     return frozenset(v for v, bit in enumerate(bits) if bit and graph.is_float32[v])
-
-
-def _is_lookup(node: Node) -> bool:
-    return node.role is Role.MOVE and len(node.ins) > 1

@@ -39,6 +39,7 @@ _NORM, _NORMED = 1, 2  # a root of a sum of squares; an array that is divided by
 _SMALL = 8  # what is a smaller part of the arithmetic than one in so many is not missed
 _ARCS = ("acos", "asin", "acosh", "atanh")
 _ROOTS = ("sqrt", "rsqrt", "pow")
+_LEAVING = (*_ARCS, "exp", "sub")
 _SCALES = ("mul", "div")
 _SCALED = (*_SCALES, "neg", "max", "min", "clamp", "select_n", "square", "integer_pow")
 
@@ -49,7 +50,8 @@ def find_residues(
     """Return the products of a forward pass of which a residue is needed, each with why."""
     products = [n for n in products if not is_backward(n.scope)]
     remainders = find_remainders(graph, products, squares)
-    left = {node: found for node in graph.nodes if (found := [*_left(graph, squares, node)])}
+    leaving = [n for n in graph.nodes if n.name in _LEAVING or n.semantics.periodic]
+    left = {node: found for node in leaving if (found := [*_left(graph, squares, node)])}
     if not left and not remainders:
         return {}
     norms, made = _norms(graph, squares), _made(graph, lambda n: n in remainders or n in cancelled)

@@ -15,7 +15,7 @@ from jaxamp.core.semantics import Pole
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_apart, is_nonnegative
-from jaxamp.plan.graph.sweeps import backward, forward, union
+from jaxamp.plan.graph.sweeps import backward, column, forward, union
 
 AT_ZERO, AT_NUMBER = 1, 2  # AT_NUMBER: at a nonzero number or at another value
 AT_BOUND = 4  # undefined beyond the number: not even a sum may be rounded past it
@@ -43,12 +43,13 @@ class _Singularities:
     """Flags per value: `AT_ZERO` where zero is singular, `AT_NUMBER` where another number is."""
 
     def __init__(self, graph: Graph, small_divisors: bytearray) -> None:
-        self.graph, self.small_divisors = graph, small_divisors
+        self.graph, self.may_overflow = graph, column(small_divisors, MAY_OVERFLOW)
         self.bits = bytearray(len(graph.avals))
 
     def enter(self, node: Node) -> None:
         """Mark operands near a node's own singularity, and propagate the flags of its results."""
-        self._mark(self._divisors(node), AT_ZERO)
+        if divisors := self._divisors(node):
+            self._mark(divisors, AT_ZERO)
         if flags := _SINGULAR.get(node.semantics.pole):
             return self._mark(self._near(node), flags)
         if not (given := union(self.bits, node.outs)):
@@ -70,15 +71,10 @@ class _Singularities:
         """Return a node's divisors, and factors of a quotient that may overflow."""
         if node.name == "div":
             return node.ins[1:]
-        if (
-            node.name == "mul"
-            and len(quotients := [v for v in node.ins if self._may_overflow(v)]) == 1
-        ):
-            return tuple(v for v in node.ins if v not in quotients)
+        if node.name == "mul" and union(self.may_overflow, node.ins):
+            others = tuple(v for v in node.ins if not self.may_overflow[v])
+            return others if len(others) == len(node.ins) - 1 else ()
         return node.ins if node.name == "integer_pow" and node.eqn.params["y"] < 0 else ()
-
-    def _may_overflow(self, value: int) -> bool:
-        return bool(self.small_divisors[value] & MAY_OVERFLOW)
 
     def _near(self, node: Node) -> list[int]:
         """Return the operands that may be at the singularity; that of `log1p` is below zero."""
@@ -118,9 +114,10 @@ def find_small_divisors(graph: Graph, provenance: Provenance) -> bytearray:
         elif node.role is Role.MERGE or node.role is Role.LINK:
             bits[node.outs[0]] |= union(bits, [v for v in node.ins if graph.is_float32[v]])
         elif node.role is Role.ELEMENTWISE or node.role is Role.REDUCE:
-            for out in node.outs:
+            found = _of(bits, node)
+            for out in node.outs if found else ():
                 if provenance.dense[out]:
-                    bits[out] |= _of(bits, node) & _possible(graph, out)
+                    bits[out] |= found & _possible(graph, out)
     return bits
 
 

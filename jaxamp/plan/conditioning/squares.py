@@ -36,6 +36,8 @@ _SIGNS = ("neg", "abs", "select_n")
 _KEPT = (*_SUMS, *_SIGNS, "max", "min", "sqrt")  # of results as of operands
 _POWERS = ("square", "integer_pow", "pow")
 _REDUCTIONS = ("reduce_sum", "psum", "psum_invariant")
+_ADDING = frozenset((*_SUMS, *_REDUCTIONS))
+_KEPT_OR_SCALED = frozenset((*_KEPT, *_SCALES))
 
 
 def is_square(node: Node) -> bool:
@@ -66,19 +68,25 @@ class Squares:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.sizes = graph.sizes.copy()  # of values as they were before they were repeated
+        for value in graph.moved_from:
+            whole = graph.sizes[graph.origin(value)]
+            if is_smaller(whole, self.sizes[value]):
+                self.sizes[value] = whole
         self.origins = list(range(len(graph.avals)))
         self.whole = self.origins.copy()  # as `origins`, but a part is an array of its own
         self.is_sum = bytearray(len(graph.avals))
-        self.pairs: dict[int, Pairs] = {}
+        self.pairs: dict[int | None, Pairs] = {}
         self.joined: dict[int, frozenset[int]] = {}
         self.forms: dict[frozenset[int], list[Node]] = {}
         self.makers: dict[int, Node] = {}
         self.linear: dict[int, frozenset[int]] = {}  # what a product reads; see `is_linear`
         for node in graph.nodes:
-            self.makers.update(dict.fromkeys(node.outs, node))
+            for out in node.outs:
+                self.makers[out] = node
             if node.role is Role.MOVE:
                 for source, out in node.moves:
-                    self._follow(source, out, summed=is_smaller(*self._sizes(out, source)))
+                    self._follow(source, out, summed=self._is_smaller(out, source))
             elif node.name in _REDUCTIONS:
                 for source, out in node.moves:
                     self._follow(source, out, summed=True)
@@ -92,6 +100,8 @@ class Squares:
     def cancelled(self) -> Iterator[Node]:
         """Yield the products to which sums of squares of their operands are added."""
         for node in self.graph.nodes if self.pairs else ():
+            if node.name not in _ADDING and not multiplies(node):
+                continue
             added = self._added(node)
             for one in added if any(v in self.pairs for v in added) else ():
                 others = [v for v in added if v != one]
@@ -224,7 +234,11 @@ class Squares:
         return [self.makers[o] for v in node.ins[:2] if self._is_product(o := self.origins[v])]
 
     def _of(self, *values: int | None) -> Pairs:
-        return _NONE.union(*(self.pairs.get(v, _NONE) for v in values if v is not None))
+        found = _NONE
+        for value in values:
+            if pairs := self.pairs.get(value):
+                found |= pairs
+        return found
 
     def _follow(self, source: int, out: int, summed: bool = False) -> None:
         self.origins[out], self.is_sum[out] = self.origins[source], self.is_sum[source]
@@ -253,7 +267,7 @@ class Squares:
             found = frozenset(p for p in self._of(one) if p.summed)
             if is_square(node) or self.graph.constants.get(ins[-1]) == 2:
                 found |= {Pair(frozenset({self.origins[one]}), summed=False)}
-        elif node.name in (*_KEPT, *_SCALES):
+        elif node.name in _KEPT_OR_SCALED:
             found = self._scale(node, out, arrays)
         else:
             return
@@ -261,22 +275,23 @@ class Squares:
             self.pairs[out] = found
 
     def _scale(self, node: Node, out: int, arrays: frozenset[int]) -> Pairs:
-        main = self.main(node)
-        if main is not None and node.name in (*_SCALES, *_SIGNS) and not is_square(node):
+        main = None if node.name in _KEPT and node.name not in _SIGNS else self.main(node)
+        if main is not None and not is_square(node):
             self.origins[out], self.is_sum[out] = self.origins[main], self.is_sum[main]
             self.whole[out] = self.whole[main]
         if node.name in _KEPT:
             # What is added to squares is as large as they are, before they are summed.
             known = () if node.name in _SUMS else self.graph.constants
             read = [v for v in chosen(node) if v not in known]
+            if not (found := self._of(*read)):
+                return found
             are_squares = all(any(not p.summed for p in self._of(v)) for v in read)
-            return frozenset(p for p in self._of(*read) if p.summed or are_squares)
+            return frozenset(p for p in found if p.summed or are_squares)
         read = node.ins if node.name == "mul" else node.ins[:1]
-        # The product of two norms is as large as the product of what they are of.
-        all_sums = len(read) > 1 and all(map(self.has_sums, read))
-        found = frozenset(
-            p for p in self._of(*read) if all_sums or not p.summed or p in self._of(main)
-        )
+        if found := self._of(*read):
+            # The product of two norms is as large as the product of what they are of.
+            all_sums = len(read) > 1 and all(map(self.has_sums, read))
+            found = frozenset(p for p in found if all_sums or not p.summed or p in self._of(main))
         are_sums = [bool(self.is_sum[v]) for v in node.ins]
         is_own = len({self.whole[v] for v in node.ins}) == 1
         if node.name == "mul" and (is_own or all(are_sums)):
@@ -290,8 +305,7 @@ class Squares:
         known = self.graph.constants
         read = [v for v in chosen(node) if v not in known and not self._is_mask(v)]
         for value in read:
-            others = (v for v in read if v != value)
-            if all(is_smaller(*self._sizes(v, value)) for v in others):
+            if all(self._is_smaller(v, value) for v in read if v != value):
                 return value if node.name != "div" or value == node.ins[0] else None
         return None
 
@@ -301,11 +315,8 @@ class Squares:
             return False
         return self.graph.kinds[node.ins[0]] == "b"
 
-    def _sizes(self, *values: int) -> list[int]:
-        """Return the sizes of values as they were before they were repeated."""
-        sizes = self.graph.sizes
-        moved = ((v, self.graph.origin(v)) for v in values)
-        return [sizes[o] if is_smaller(sizes[o], sizes[v]) else sizes[v] for v, o in moved]
+    def _is_smaller(self, value: int, other: int) -> bool:
+        return is_smaller(self.sizes[value], self.sizes[other])
 
     def _with(self, value: int, pairs: list[frozenset[int]]) -> list[Node]:
         """Return the products in a sum that multiply the arrays of a pair."""
@@ -353,7 +364,7 @@ class Squares:
     def _is_outer(self, node: Node, out: int) -> bool:
         """Return whether elements of smaller arrays are multiplied by each other."""
         size = self.graph.sizes[out]
-        return node.name == "mul" and all(is_smaller(s, size) for s in self._sizes(*node.ins))
+        return node.name == "mul" and all(is_smaller(self.sizes[v], size) for v in node.ins)
 
     def _is_product(self, value: int) -> bool:
         return value in self.makers and multiplies(self.makers[value])

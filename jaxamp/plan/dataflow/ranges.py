@@ -7,6 +7,7 @@ in `core/taxonomy.py`. A loop carry may be anywhere: no interval grows from turn
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -25,8 +26,10 @@ _AROUND = (Link.INIT, Link.BACK, Link.RESULT)
 
 def find_ranges(graph: Graph) -> None:
     """Enter the ranges of all values into the graph, and which of them are whole numbers."""
-    graph.ranges = [_of_dtype(graph, v) for v in range(len(graph.avals))]
+    graph.ranges = [ANYWHERE] * len(graph.avals)
     graph.whole = bytearray(kind in "iub" for kind in graph.kinds)
+    for value in itertools.compress(range(len(graph.avals)), graph.whole):
+        graph.ranges[value] = _of_dtype(graph, value)
     for value, number in graph.constants.items():
         if value not in graph.sources and number == number:
             graph.ranges[value] = Interval(number, number)
@@ -41,8 +44,6 @@ def _of_dtype(graph: Graph, value: int) -> Interval:
     kind = graph.kinds[value]
     if kind == "b":
         return _MASK
-    if kind not in "iu":
-        return ANYWHERE
     dtype = graph.avals[value].dtype
     if dtype.itemsize > 1:
         return NONNEGATIVE if kind == "u" else ANYWHERE
@@ -139,7 +140,7 @@ def _join(graph: Graph, parts: Iterable[int], out: int) -> None:
 
 
 def _all_whole(graph: Graph, values: Iterable[int]) -> bool:
-    return all(graph.whole[v] for v in values)
+    return 0 not in [graph.whole[v] for v in values]
 
 
 _TRANSFER = {

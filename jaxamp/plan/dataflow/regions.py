@@ -68,11 +68,12 @@ class FusionRegions:
             role = node.role
             is_repeated = node.name == "gather" and is_repeated_gather(graph, node)
             is_alone = role in _KERNELS and not combines_masks(graph, node)
-            is_kernel = is_alone or is_repeated or is_window(graph, node)
+            windowed = is_window(graph, node)
+            is_kernel = is_alone or is_repeated or windowed
             self.kernels[node.index] = is_kernel
             reached = max([depth[v] for v in node.ins], default=0)
             # A sum takes f32, as its terms may cancel.
-            selects = selects_in_windows(graph, node)
+            selects = windowed and selects_in_windows(graph, node)
             takes_stored = selects or is_repeated or role is Role.LINK or role is Role.CONTRACT
             self.ready.append(_NEVER if takes_stored else reached)
             if node.ins and node.link is not Link.BACK:
