@@ -128,7 +128,7 @@ class Groups:
             if isinstance(site, Nest):
                 for inner in site.frames:
                     self._visit(inner, fused=fused or index in grouped)
-            elif self._moves_within(site):
+            elif site.role is Role.MOVE and self._moves_within(site):
                 self.widened.add(site)
 
     def _groups(self, frame: Frame) -> Indices:
@@ -188,10 +188,8 @@ class Groups:
         return is_wide and any(node.role is not Role.MOVE for node in nodes)
 
     def _moves_within(self, node: Node) -> bool:
-        """Return whether a node only moves operands of its own group."""
-        if node.role is not Role.MOVE or not self._members[node.index]:
-            return False
-        if not self._exact_narrow.isdisjoint(node.outs):
+        """Return whether a movement moves operands of its own group."""
+        if not self._members[node.index] or not self._exact_narrow.isdisjoint(node.outs):
             return False
         return not any(
             value in self._graph.outputs

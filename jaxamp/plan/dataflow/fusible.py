@@ -18,6 +18,7 @@ _NEVER_FUSED = frozenset(
      "read_anew"}
 )  # fmt: skip
 _FUSED = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
+_RETURNED = ESCAPES | REACHES
 _BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
 
 
@@ -63,7 +64,7 @@ def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray
 
 
 def _is_result(uses: Uses, lowered: bytearray, value: int) -> bool:
-    return uses.bits[value] & (ESCAPES | REACHES) == ESCAPES and not lowered[value]
+    return uses.bits[value] & _RETURNED == ESCAPES and not lowered[value]
 
 
 def is_fused_call(nest: Nest) -> bool:

@@ -124,15 +124,13 @@ def find_uses(
             _mark(bits, node.ins, _propagated(graph, provenance, bits, node, may_lower) | NEEDED)
             if node in lookups:
                 bits[node.ins[2]] |= REACHES
-            _mark(bits, _factored(node), FEEDS_FACTORIZATION)
+            if node.role is Role.FIXED:
+                _mark(bits, _factored(node), FEEDS_FACTORIZATION)
     return Uses(bits.translate(_SETTLED))
 
 
 def _is_needed(bits: bytearray, node: Node) -> bool:
-    for value in node.outs:
-        if bits[value] & NEEDED:
-            return True
-    return node.eqn is not None and bool(node.eqn.effects)
+    return bool(union(bits, node.outs) & NEEDED or (node.eqn is not None and node.eqn.effects))
 
 
 def is_state_update(provenance: Provenance, uses: Uses, node: Node) -> bool:

@@ -74,7 +74,7 @@ class _Unfolder:
         role = self._role(op, ins, outs)
         if role is Role.REDUCE and eqn.params.get("axes") == ():  # reduces no axis
             role = Role.ELEMENTWISE
-        if role in (Role.MOVE, Role.CONVERT) and ins and ins[0] in self.graph.constants:
+        if role in _COPYING and ins and ins[0] in self.graph.constants:
             self.graph.constants.update(dict.fromkeys(outs, self.graph.constants[ins[0]]))
         elif eqn.primitive.name in _FOLDED:
             self._fold(eqn, ins, *outs)
@@ -83,7 +83,7 @@ class _Unfolder:
     def _fold(self, eqn: JaxprEqn, ins: tuple[int, ...], out: int) -> None:
         """Record the result of arithmetic on known numbers, computed in float32."""
         constants = self.graph.constants
-        if self.graph.is_float32[out] and all(v in constants for v in ins):
+        if self.graph.is_float32[out] and constants.keys() >= {*ins}:
             with np.errstate(all="ignore"):
                 operands = [np.float32(constants[v]) for v in ins]
                 constants[out] = float(_FOLDED[eqn.primitive.name](*operands))
@@ -250,6 +250,7 @@ _ROLES = {
     Trait.CONVERT: Role.CONVERT,
 }
 
+_COPYING = (Role.MOVE, Role.CONVERT)
 _READABLE = 1 << 20  # a captured array of more elements is not searched for extreme values
 
 

@@ -468,7 +468,7 @@ class Chooser:
 
     def _is_carried_wide(self, value: int) -> bool:
         """Return whether a value goes into a float32 carry, and so is in memory in float32."""
-        readers = self.graph.readers[value]
+        readers = self.graph.readers[value] if self.graph.carries else ()
         return any(r.link in _CARRIED and r.outs[0] not in self.narrow_carries for r in readers)
 
     def _constraint(self, node: Node, low: Precision) -> Constraint | None:
@@ -488,13 +488,13 @@ class Chooser:
             return Constraint(f"{what}: nothing to gain", Guard.NO_GAIN)
         if hazard:
             return hazard
-        if Guard.LOOP_CARRY in self.guards and any(self._is_carried_wide(v) for v in outs):
+        if Guard.LOOP_CARRY in self.guards and any(map(self._is_carried_wide, outs)):
             self._keep_wide(outs)
             return Constraint("goes into an f32 carry", Guard.LOOP_CARRY)
         if outs and self.returned.issuperset(outs):
             self._keep_wide(outs)
             return Constraint("returned in f32", Guard.NO_GAIN)
-        if Guard.REDUCTION_ISLAND in self.guards and all(self.regions.fused[v] for v in outs):
+        if Guard.REDUCTION_ISLAND in self.guards and 0 not in [self.regions.fused[v] for v in outs]:
             narrow = narrow_values(self.graph, self.regions, node, self.stored, low)
             if narrow:
                 self.exact_narrow.update(narrow)
@@ -507,9 +507,9 @@ class Chooser:
         """Return why a node's results are small, empty if they have an activation's size."""
         if not union(self.provenance.bits, outs) & DENSE:
             return "not an activation"
-        if all(self.graph.avals[v].ndim == 0 for v in outs):
-            return "a scalar"
         graph, sizes = self.graph, self.product_sizes
+        if not any(graph.avals[v].ndim for v in outs):
+            return "a scalar"
         is_small = all(is_small_beside_products(graph, sizes, v) for v in outs)
         return "small beside the products that read it" if is_small else ""
 

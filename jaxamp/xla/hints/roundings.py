@@ -18,6 +18,7 @@ See: https://github.com/openxla/xla/issues/41605
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence, Set
 
 from jaxamp.core.formats import Precision, is_narrow
@@ -132,8 +133,9 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
     normalized = _find_normalized(graph, provenance, stored)
     of_products = _find_sums_of_products(findings, others)
     for node in graph.nodes:
-        is_wide = any(stored[v] is Precision.F32 or v in bias_sums for v in node.outs)
-        if node.name not in _SUMS or not is_wide:
+        if node.name not in _SUMS or not any(
+            stored[v] is Precision.F32 or v in bias_sums for v in node.outs
+        ):
             continue
         (out,), found = node.outs, others(node)
         whole = [v for v in found if provenance.dense[v] and graph.sizes[v] == graph.sizes[out]]
@@ -180,6 +182,8 @@ def _find_normalized(
             is_reduced = node.role in ARITHMETIC and union(reduced, node.ins)
         for value in node.outs if is_reduced else ():
             reduced[value] = stored[value] is Precision.F32
+    if not any(reduced):
+        return set()
     for node in reversed(graph.nodes):
         if node.role not in ARITHMETIC or not _passes_cotangents(graph, provenance, node):
             continue
@@ -188,7 +192,7 @@ def _find_normalized(
             if is_costly or read[value]:
                 costly[value] = stored[value] is Precision.F32
             read[value] = 1
-    return {v for v in range(len(graph.avals)) if reduced[v] and costly[v]}
+    return {v for v in itertools.compress(range(len(graph.avals)), reduced) if costly[v]}
 
 
 def _passes_cotangents(graph: Graph, provenance: Provenance, node: Node) -> bool:
