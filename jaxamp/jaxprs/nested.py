@@ -169,11 +169,14 @@ def is_region(eqn: JaxprEqn) -> bool:
     return str(eqn.params.get("name", "")).startswith(REGION_PREFIX)
 
 
+_JAXPRS = (Jaxpr, ClosedJaxpr)
+
+
 def _held(eqn: JaxprEqn) -> Iterator[tuple[str, list[Jaxpr | ClosedJaxpr]]]:
     """Yield the parameters of an equation that hold jaxprs, with those."""
     for name, param in eqn.params.items():
         parts = param if isinstance(param, tuple) else (param,)
-        if held := [part for part in parts if isinstance(part, Jaxpr | ClosedJaxpr)]:
+        if held := [part for part in parts if isinstance(part, _JAXPRS)]:
             yield name, held
 
 

@@ -240,7 +240,7 @@ class _Assembler:
         return plan
 
     def _decide(self, site: Node | Nest, plan: EquationPlan) -> Decision:
-        kind = OpKind.BOUNDARY if isinstance(site, Nest) else site.kind
+        kind = site.kind if isinstance(site, Node) else OpKind.BOUNDARY
         return Decision(site.eqn, plan, kind, self.grounds[site])
 
     def _recomputed(self, frame: Frame, units: Sequence[Sequence[int]]) -> dict[Var, int]:

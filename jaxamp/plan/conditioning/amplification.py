@@ -218,14 +218,14 @@ class _Amplification:
         See: Chan, Golub and LeVeque, "Algorithms for computing the sample variance: analysis and
         recommendations", The American Statistician 37(3), 1983.
         """
-        dense = _dense(self.provenance, node)
-        if node.name == "sub" and len(dense) == 2 and self._cancels(node):
+        is_sub, is_differed = node.name == "sub", union(self.bits, node.outs) & DIFFERED
+        dense = _dense(self.provenance, node) if is_sub or is_differed else ()
+        if is_sub and len(dense) == 2 and self._cancels(node):
             return DIFFERED
-        if not union(self.bits, node.outs) & DIFFERED:
-            return 0
-        if is_square(node):
+        if is_differed and is_square(node):
             return IN_PARTS
-        return DIFFERED if len(dense) == 1 and node.trait in (*_OF_ONE, Trait.SUM) else 0
+        is_scaled = is_differed and node.trait in (*_OF_ONE, Trait.SUM)
+        return DIFFERED if is_scaled and len(dense) == 1 else 0
 
     def _passes(self, node: Node) -> bool:
         """Return whether a later amplification counts for a node's operands too."""

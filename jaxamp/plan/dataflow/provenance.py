@@ -140,8 +140,8 @@ def _rests_on_tiny(bits: bytearray, node: Node) -> bool:
 
 
 def _move(graph: Graph, bits: bytearray, node: Node) -> None:
-    indices = node.ins[1:]
-    is_gather = any(graph.kinds[i] in "iu" and i not in graph.constants for i in indices)
+    indices = [i for i in node.ins[1:] if graph.kinds[i] in "iu"]
+    is_gather = not graph.constants.keys() >= {*indices}
     for source, out in node.moves:
         # An update passes on whole parameters, neither broadcasts nor slices of them.
         same = not is_gather and graph.sizes[source] == graph.sizes[out]

@@ -84,8 +84,8 @@ class FusionRegions:
         """Return whether every near reader can be fused with the node that computes a value."""
         if value in graph.outputs or value in graph.onward:
             return False
-        readers = graph.readers[value]
-        near = [r for r in readers if not (self.is_far(value, r) or self.reads_sign(graph, r))]
+        readers, ready, depth = graph.readers[value], self.ready, self.depth[value]
+        near = [r for r in readers if ready[r.index] <= depth and not self.reads_sign(graph, r)]
         if not near:  # recomputing it is cheaper than to store and read it
             return bool(readers) and not any(self.kernels[r.index] for r in readers)
         return all(r.role in _FUSING_ROLES or r.name in _FUSED_MERGES for r in near)

@@ -197,11 +197,10 @@ class _Unfolder:
         return value
 
     def _literal(self, literal: Any) -> int:
-        value = self.graph.value(literal.aval)
-        number = jax_compat.literal_value(literal)
-        is_number = literal.aval.dtype != jax.dtypes.float0 and np.isrealobj(number)
-        if is_number and np.ndim(number) == 0:
-            self.graph.constants[value] = float(number)
+        value, aval = self.graph.value(literal.aval), literal.aval
+        is_real = aval.dtype != jax.dtypes.float0 and self.graph.kinds[value] != "c"
+        if is_real and aval.shape == ():
+            self.graph.constants[value] = float(jax_compat.literal_value(literal))
         return value
 
     def _scope(self, outer: str, eqn: JaxprEqn) -> str:

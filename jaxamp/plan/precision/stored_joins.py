@@ -52,8 +52,8 @@ class _Joins:
         dense = self.provenance.dense
         any_dense = False
         is_fused = node.role in ARITHMETIC
-        is_normalized = _sums_rows(self.graph, node) or (
-            is_fused and union(self.normalized, node.ins)
+        is_normalized = (
+            union(self.normalized, node.ins) if is_fused else _sums_rows(self.graph, node)
         )
         for value in node.outs:
             self.computed_from[value] = value if dense[value] else _NONE

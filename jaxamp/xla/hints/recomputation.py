@@ -64,7 +64,7 @@ class Recomputation:
         """
         levels, chain = self._groups.levels, dict[int, int]()  # groups back to memory
         for node in self.graph.nodes if self.recomputed else ():
-            for value in self.recomputed.intersection(node.outs):
+            for value in filter(self.recomputed.__contains__, node.outs):
                 further = [chain[v] + (levels[v] < levels[value]) for v in node.ins if v in chain]
                 chain[value] = max(further, default=0)
                 if chain[value] > _LONGEST_CHAIN:
@@ -155,12 +155,13 @@ class Recomputation:
     def _find_sole_readings(self) -> set[int]:
         """Return products, and sums and ReLUs that alone read them and boundary values."""
         found: set[int] = set()
-        for node in self.graph.nodes:
-            dense = [v for v in node.ins if self.provenance.dense[v]]
-            is_sole = [v in found and len(self.graph.readers[v]) == 1 for v in dense] == [True]
-            keeps = node.role is Role.MOVE or node.name in ("add", "sub", "max")
-            if node.role is Role.CONTRACT or (is_sole and keeps):
+        for node in self.graph.nodes if self.regions.relu_outputs else ():
+            if node.role is Role.CONTRACT:
                 found.update(node.outs)
+            elif node.role is Role.MOVE or node.name in ("add", "sub", "max"):
+                dense = [v for v in node.ins if self.provenance.dense[v]]
+                if [v in found and len(self.graph.readers[v]) == 1 for v in dense] == [True]:
+                    found.update(node.outs)
         return found
 
     def _is_stored(self, value: int) -> bool:
