@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import api_util as _api_util
@@ -93,6 +94,7 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
         "remat_p": primitive,
         "ad_checkpoint": SimpleNamespace(remat_p=primitive),
         "core": SimpleNamespace(**{**vars(_core), "eval_jaxpr": evaluate}),
+        "pe": SimpleNamespace(**{**vars(_pe), "dce_jaxpr": _without_dead_code}),
     }
     for table in _TABLES:
         table[primitive] = with_globals(table[_REMAT], names)
@@ -105,6 +107,21 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
         return evaluate(without_constvars(closed.jaxpr), closed.consts, *args)
 
     return call
+
+
+def _without_dead_code(jaxpr: Jaxpr, used: list[bool]) -> tuple[Jaxpr, list[bool]]:
+    """Drop what nothing uses; what has no more of it stays the same object, which caches know.
+
+    JAX asks some twenty times of each group while it differentiates a scan of checkpoints.
+    """
+    if jaxpr in _LIVE and all(used):
+        return jaxpr, [True] * len(jaxpr.invars)
+    live, read = _pe.dce_jaxpr(jaxpr, used)
+    _LIVE.add(live)
+    return live, read
+
+
+_LIVE = WeakSet[Jaxpr]()
 
 
 def _within_checkpoint(
