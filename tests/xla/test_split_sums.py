@@ -46,6 +46,13 @@ def test_numbers_are_the_same(axes: tuple[int, ...]) -> None:
     np.testing.assert_allclose(found, np.sum(np.float64(x), axes), rtol=1e-5, atol=1e-3)
 
 
+def test_sums_of_whole_numbers_and_narrow_ones_are_left() -> None:
+    """Parts of a narrow sum would be rounded."""
+    for dtype in (jnp.int32, jnp.bfloat16):
+        images = jax.ShapeDtypeStruct(IMAGES.shape, dtype)
+        assert sums(lambda x: jax.lax.reduce_sum(x, (1, 2)), images) == 0
+
+
 def modulated(x: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
     """Normalize rows under a scale of each image."""
     x = x @ w

@@ -8,7 +8,8 @@ in float32, and read again. Added up in parts first, and the parts behind a barr
 
 A group is changed when its equation is lowered, in forward and backward passes alike.
 
-See: ``python -m benchmarks.techniques --target h200 --only all split-sums``, JAX 0.10.2.
+See: ``python -m benchmarks.deviceless --target h200 --model unet``, JAX 0.10.2: a U-Net with group
+norms moves 0.84 and 0.83 of the bytes that it moves without.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 
 def _parts(eqn: JaxprEqn) -> int:
     """Return in how many parts an equation's sum is to be added up; one for what is no such sum."""
-    if eqn.primitive is not lax.reduce_sum_p:
+    aval: Any = eqn.invars[0].aval if eqn.invars else None
+    if eqn.primitive is not lax.reduce_sum_p or aval.dtype != jnp.float32:
         return 1
-    aval, axes = eqn.invars[0].aval, sorted(eqn.params["axes"])
-    shape: Any = getattr(aval, "shape", ())
+    shape, axes = aval.shape, sorted(eqn.params["axes"])
     kept = [size for axis, size in enumerate(shape) if axis not in axes]
     if len(kept) < 2 or not all(isinstance(size, int) for size in shape):
         return 1
