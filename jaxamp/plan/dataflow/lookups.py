@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 from jaxamp.core.intervals import magnitude
@@ -62,24 +62,49 @@ def is_repeated_gather(graph: Graph, node: Node) -> bool:
     return table != 1 and not is_smaller(found, table)
 
 
-def sums_many_cotangents(graph: Graph, node: Node) -> bool:
-    """Return whether a gather may read one number often, so that many cotangents are summed."""
-    return is_repeated_gather(graph, node) and not node.eqn.params["unique_indices"]
+def find_sums_of_cotangents(graph: Graph) -> tuple[frozenset[Node], frozenset[Node]]:
+    """Return gathers that may read one number often, and scatters that transpose the others.
 
-
-def find_few_cotangents(graph: Graph) -> frozenset[Node]:
-    """Return the scatters that add cotangents to zeros for a gather of fewer numbers than it has.
-
-    Where `amp(f)` is differentiated, JAX transposes that gather in the format that it moves.
+    Where `amp(f)` is differentiated, the transpose of a gather adds up cotangents in the format
+    that it moves: of many in float32, else as it is stored. A scatter into zeros does the same.
     """
-    gathers = [n for n in graph.named.get("gather", ()) if not is_repeated_gather(graph, n)]
-    places = {(node.ins[1], graph.sizes[node.ins[0]]) for node in gathers}
-    return frozenset(
+    gathers = graph.named.get("gather", ())
+    permutations = _find_permutations(graph) if gathers else set[int]()
+    many = frozenset(n for n in gathers if _reads_often(graph, n, permutations))
+    places = {(n.ins[1], graph.sizes[n.ins[0]]) for n in gathers if n not in many}
+    few = frozenset(
         node
         for node in graph.named.get("scatter-add", ())
         if graph.constants.get(node.ins[0]) == 0
         if (node.ins[1], graph.sizes[node.outs[0]]) in places
     )
+    return many, few
+
+
+def _reads_often(graph: Graph, node: Node, permutations: Set[int]) -> bool:
+    params = node.eqn.params
+    if params["unique_indices"] or not is_repeated_gather(graph, node):
+        return False
+    axes = params["dimension_numbers"].start_index_map
+    is_row = len(axes) == 1 and params["slice_sizes"][axes[0]] == 1
+    return not (is_row and node.ins[1] in permutations)
+
+
+def _find_permutations(graph: Graph) -> set[int]:
+    """Return what `argsort` makes, the numbers of an iota, sorted; indices may wrap after it."""
+    iotas = {v for n in graph.named.get("iota", ()) for v in n.outs if graph.avals[v].ndim == 1}
+    signs = graph.named.get("lt", ())
+    negative = {(n.outs[0], n.ins[0]) for n in signs if graph.constants.get(n.ins[1]) == 0}
+    found = set[int]()
+    for node in graph.nodes if "sort" in graph.named else ():
+        if node.name == "sort":
+            found.update(out for v, out in node.moves if v in found or v in iotas)
+        elif node.role is Role.MOVE and node.name != "gather":
+            whole = [(v, out) for v, out in node.moves if graph.sizes[v] == graph.sizes[out]]
+            found.update(out for v, out in whole if v in found)
+        elif node.name == "select_n" and node.ins[1] in found and node.ins[:2] in negative:
+            found.update(node.outs)
+    return found
 
 
 def is_lookup(graph: Graph, provenance: Provenance, node: Node) -> bool:

@@ -24,12 +24,11 @@ from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction, 
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.exact import fits, narrow_values
 from jaxamp.plan.dataflow.lookups import (
-    find_few_cotangents,
     find_masked_lookups,
     find_split_lookups,
+    find_sums_of_cotangents,
     is_label_gather,
     is_subtracted,
-    sums_many_cotangents,
 )
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
 from jaxamp.plan.dataflow.provenance import DENSE, TINY
@@ -93,7 +92,7 @@ class Chooser:
         )
         may_overflow = self._may_overflow(self.narrow[OpKind.COMPUTE])
         self.rescaled = find_rescaled_products(graph) if may_overflow else frozenset[int]()
-        self.few_cotangents = find_few_cotangents(graph)
+        self.many_cotangents, self.few_cotangents = find_sums_of_cotangents(graph)
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
         self.exact_narrow: set[int] = set()  # narrow inside a fused region: see exact.py
@@ -392,7 +391,7 @@ class Chooser:
             self.graph, self.provenance, node
         ):
             return _LABEL_GATHER
-        if sums_many_cotangents(self.graph, node) and self._as_read(node.ins[0], node) is low:
+        if node in self.many_cotangents and self._as_read(node.ins[0], node) is low:
             reason = f"f32 inside, stored in {low.short}: many cotangents are summed"
             return Choice(F32, low, reason, Guard.REDUCTION_ISLAND)
         if node in self.split_lookups and self._adds_up_rows(node, low):
