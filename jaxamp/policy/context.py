@@ -6,13 +6,16 @@ It is that of the innermost ``policy_scope``, and inside of ``amp`` that of ``am
 from __future__ import annotations
 
 import asyncio
+import dis
 import functools
 import inspect
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -28,9 +31,10 @@ def policy_scope(policy: Any) -> PolicyScope:
     """Put a policy in force, for a ``with`` block or, as a decorator, for a function.
 
     Each thread has its own scopes and each asyncio task too. ``jax.jit`` knows of them: a function
-    that asks for the policy is traced once for each. In asyncio a ``with`` block can be left for
-    another task halfway, and compiled functions must not ask for the policy of such a block;
-    decorate them instead, ``policy_scope(policy)(compiled)``.
+    that asks for the policy is traced once for each. In a coroutine a ``with`` block can be left
+    for another task halfway, and compiled functions must not ask for the policy of such a block;
+    decorate them instead, ``policy_scope(policy)(compiled)``. A notebook's cell is none unless it
+    awaits.
 
     A scope changes what ``current_policy`` says and thereby what library code does. It does not
     rewrite anything: that is for ``amp``.
@@ -91,7 +95,7 @@ class PolicyScope(AbstractContextManager[PrecisionPolicy]):
         self.policy = policy
 
     def __enter__(self) -> PrecisionPolicy:
-        _enter(self.policy, compilable=not _in_async_task())
+        _enter(self.policy, compilable=not _in_async_task() or _is_with(sys._getframe(1)))
         return self.policy
 
     def __exit__(self, *exc_info: object) -> None:
@@ -199,6 +203,17 @@ def _leave() -> None:
 def _own_entry() -> _Entry | None:
     entry = _CURRENT.get()
     return entry if entry and entry.thread == threading.get_ident() else None
+
+
+def _is_with(frame: FrameType) -> bool:
+    """Return whether a frame runs a ``with`` statement that ends before any other task runs.
+
+    A coroutine, and a generator, can be left halfway, and so can a block that is entered by a call.
+    """
+    code = frame.f_code
+    may_be_left = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+    is_statement = dis.opname[code.co_code[frame.f_lasti]] == "BEFORE_WITH"  # up to Python 3.13
+    return is_statement and not code.co_flags & may_be_left
 
 
 def _in_async_task() -> bool:

@@ -178,6 +178,37 @@ def test_jit_in_asyncio_answers_rightly_or_not_at_all():
     assert by_role(x).dtype == "float32"
 
 
+def test_a_with_block_that_awaits_nothing_is_seen_by_jit_in_a_task():
+    """Cells of a notebook run in a task; a block entered by a call may be left, and is refused."""
+    x, cell = jnp.ones(3), {"by_role": by_role, "policy_scope": policy_scope, "x": jnp.ones(3)}
+    source = "with policy_scope('mixed_f16'):\n    y = by_role(x)"
+
+    def entered_by_a_call():
+        scope = policy_scope("mixed_bf16")
+        scope.__enter__()
+        try:
+            return jax.jit(lambda y: cast_floating(y, "compute"))(x)
+        finally:
+            scope.__exit__(None, None, None)
+
+    async def other():
+        with policy_scope("mixed_bf16"):
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    async def main():
+        task = asyncio.create_task(other())
+        await asyncio.sleep(0)
+        exec(compile(source, "<cell>", "exec"), cell)
+        with pytest.raises(PolicyError, match="Decorate the compiled function"):
+            entered_by_a_call()
+        await task
+
+    asyncio.run(main())
+    assert cell["y"].dtype == "float16"
+    assert by_role(x).dtype == "float32"
+
+
 def test_a_coroutine_can_be_decorated():
     """The policy is in force while the coroutine runs, not while it is made."""
 
