@@ -89,6 +89,17 @@ def test_attention_runs_as_one_kernel_or_the_screen_says_why_not():
         assert "runs as one kernel" in _said(report(_attend)(*ATTEND))
 
 
+def test_a_loss_whose_logits_a_call_bends_is_no_attention():
+    """What a call's cotangents are multiplied by in the backward pass says only around the call."""
+    head = jax.jit(lambda h, e: 30 * jnp.tanh(h @ e.T / 30))
+
+    def loss(h, e):
+        return -jax.nn.log_softmax(head(jnp.tanh(h @ e.T) @ e, e))[:, 0].mean()
+
+    fn = jax.value_and_grad(loss, argnums=(0, 1))
+    assert "none in this program" in _said(report(fn)(jnp.ones((32, 16)), jnp.ones((64, 16))))
+
+
 def test_a_large_loss_is_divided_or_the_screen_says_why_not():
     """As the policy says; without a word the prediction decides, and the cure is named."""
 

@@ -81,7 +81,7 @@ class _Attentions:
         """Return the attentions of a level, and what looks like one."""
         self.refused = []
         scores = Scores(level, known)
-        matcher = Matcher(scores)
+        matcher = Matcher(scores, scopes)
         chosen: list[Replacement] = []
         for exponential in matcher.candidates():
             place = scopes.place(scores.level.makers[scores.exponentials[exponential][0]])
