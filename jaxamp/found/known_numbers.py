@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import JaxprEqn, Literal, Primitive
+from jax.extend.core import Literal, Primitive
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, lookup
@@ -24,7 +24,6 @@ _OPAQUE = frozenset(
 )
 
 _BITWISE = frozenset({"and", "or", "not", "xor", "convert_element_type"})
-_PLACES = ("sharding", "out_sharding")  # parameters that no number depends on
 
 
 Given = Mapping[int, tuple["KnownNumbers", Atom]]
@@ -125,7 +124,7 @@ class KnownNumbers:
         operands = [self.thin_shape(a) for a in unit.ins]
         if _is_elementwise(eqn.primitive):
             common = np.broadcast_shapes((1,) * len(shape), *operands)
-            return common, lambda *xs: _bound(eqn, [_spread(x, common) for x in xs])[0]
+            return common, lambda *xs: jax_compat.computed(eqn, [_spread(x, common) for x in xs])[0]
         match eqn.primitive.name:
             case "iota":
                 axis, dtype = params["dimension"], params["dtype"]
@@ -155,7 +154,7 @@ class KnownNumbers:
         results = self._computed.get(key)
         if results is None:
             if made is None:
-                found = _bound(unit.eqn, [self.value(a) for a in unit.ins])
+                found = jax_compat.computed(unit.eqn, [self.value(a) for a in unit.ins])
             else:
                 found = [made(*(self.thin(a) for a in unit.ins))]
             results = self._computed[key] = [np.asarray(r) for r in found]
@@ -173,12 +172,6 @@ def _is_elementwise(primitive: Primitive) -> bool:
 def _spread(operand: Any, shape: Shape) -> Any:
     """Return an operand in a shape; a scalar, as the predicate of a selection may be, as it is."""
     return jax.numpy.broadcast_to(operand, shape) if np.ndim(operand) else operand
-
-
-def _bound(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Return the results of an equation for known operands."""
-    nowhere = {name: None for name in _PLACES if eqn.params.get(name) is not None}
-    return jax_compat.bind(eqn, [jax.numpy.asarray(x) for x in operands], **nowhere)
 
 
 def one_number(array: Any) -> float | None:

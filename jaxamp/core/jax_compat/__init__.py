@@ -21,6 +21,7 @@ from jaxamp.core.jax_compat.avals import vary_alike as vary_alike
 from jaxamp.core.jax_compat.avals import writes_to_ref as writes_to_ref
 from jaxamp.core.jax_compat.avals import zero_cotangent as zero_cotangent
 from jaxamp.core.jax_compat.binding import bind as bind
+from jaxamp.core.jax_compat.binding import computed as computed
 from jaxamp.core.jax_compat.binding import convert as convert
 from jaxamp.core.jax_compat.binding import emitting as emitting
 from jaxamp.core.jax_compat.binding import evaluating as evaluating

@@ -21,6 +21,7 @@ from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.conditioning.remainders import find_remainders
 from jaxamp.plan.conditioning.squares import Squares, chosen, multiplies
 from jaxamp.plan.dataflow.constraints import Constraint
+from jaxamp.plan.dataflow.known_arrays import KnownArrays
 from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.plan.graph.sweeps import backward, union
 
@@ -41,7 +42,7 @@ _ARCS = ("acos", "asin", "acosh", "atanh")
 _ROOTS = ("sqrt", "rsqrt", "pow")
 _LEAVING = (*_ARCS, "exp", "sub")
 _SCALES = ("mul", "div")
-_SCALED = (*_SCALES, "neg", "max", "min", "clamp", "select_n", "square", "integer_pow")
+_SCALED = (*_SCALES, "neg", "abs", "max", "min", "clamp", "select_n", "square", "integer_pow")
 
 
 def find_residues(
@@ -49,12 +50,18 @@ def find_residues(
 ) -> dict[Node, Constraint]:
     """Return the products of a forward pass of which a residue is needed, each with why."""
     products = [n for n in products if not is_backward(n.scope)]
-    remainders = find_remainders(graph, products, squares)
+    known = KnownArrays(graph)
+    remainders = find_remainders(graph, products, squares, known)
     leaving = [n for n in graph.nodes if n.name in _LEAVING or n.semantics.periodic]
     left = {node: found for node in leaving if (found := [*_left(graph, squares, node)])}
     if not left and not remainders:
         return {}
-    norms, made = _norms(graph, squares), _made(graph, lambda n: n in remainders or n in cancelled)
+
+    def is_layer(node: Node) -> bool:
+        is_wide = node in remainders or node in cancelled
+        return multiplies(node) and not is_wide and not any(map(known.is_made, node.ins))
+
+    norms, made = _norms(graph, squares), _made(graph, is_layer)
     needs = _needs(graph, squares, norms, left)
     of_layers = {n for n in products if union(made, remainders.get(n, n.ins))}
     found = dict[Node, Constraint]()
@@ -144,14 +151,13 @@ def _norms(graph: Graph, squares: Squares) -> bytearray:
     return norms
 
 
-def _made(graph: Graph, is_wide: Callable[[Node], bool]) -> bytearray:
-    """Return, per value, whether a layer has made it, which wide products are not."""
+def _made(graph: Graph, is_layer: Callable[[Node], bool]) -> bytearray:
+    """Return, per value, whether a layer has made it."""
     made = bytearray(len(graph.avals))
     for value in graph.activations:
         made[value] = 1
     for node in graph.nodes:
-        is_layer = multiplies(node) and not is_wide(node)
-        if is_layer or (node.role is not Role.FIXED and union(made, node.ins)):
+        if is_layer(node) or (node.role is not Role.FIXED and union(made, node.ins)):
             for out in node.outs:
                 made[out] = 1
     return made

@@ -8,6 +8,7 @@ and a matrix: `aᵀPa + bᵀPb - 2 aᵀPb`.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ _SCALES = ("mul", "div")
 _SIGNS = ("neg", "abs", "select_n")
 _KEPT = (*_SUMS, *_SIGNS, "max", "min", "sqrt")  # of results as of operands
 _POWERS = ("square", "integer_pow", "pow")
+ADDS = (*_SUMS, "add_any", "scatter-add", "scatter-sub")
+_TERMS = 4  # what a longer sum adds up counts as one: a residual stream is as long as a network
 _REDUCTIONS = ("reduce_sum", "psum", "psum_invariant")
 _ADDING = frozenset((*_SUMS, *_REDUCTIONS))
 _KEPT_OR_SCALED = frozenset((*_KEPT, *_SCALES))
@@ -45,6 +48,12 @@ def is_square(node: Node) -> bool:
     if node.name == "mul":
         return node.ins[0] == node.ins[1]
     return node.name in ("square", "integer_pow") and node.eqn.params.get("y", 2) == 2
+
+
+def _is_power(node: Node) -> bool:
+    """Return whether a node multiplies arrays element by element, whatever it is spelt with."""
+    is_outer = node.name == "dot_general" and node.role is Role.ELEMENTWISE
+    return is_outer or node.name in ("mul", *_POWERS)
 
 
 def chosen(node: Node) -> tuple[int, ...]:
@@ -81,6 +90,9 @@ class Squares:
         self.forms: dict[frozenset[int], list[Node]] = {}
         self.makers: dict[int, Node] = {}
         self.linear: dict[int, frozenset[int]] = {}  # what a product reads; see `is_linear`
+        self.added: dict[int, frozenset[int]] = {}  # the terms of a sum
+        self.carried: dict[int, frozenset[int]] = {}  # what an array is in a loop's next iteration
+        self.is_negative = bytearray(len(graph.avals))
         for node in graph.nodes:
             for out in node.outs:
                 self.makers[out] = node
@@ -94,6 +106,9 @@ class Squares:
             elif node.role is Role.LINK:
                 if node.link is not Link.BACK:
                     self._follow(node.ins[0], node.outs[0])
+                else:
+                    first, last = (self.origins[v] for v in (*node.outs, *node.ins))
+                    self.carried[first] = self.carried.get(first, _EMPTY) | {last}
             elif node.outs and node.ins:
                 self._make(node, node.outs[0], node.ins)
 
@@ -122,15 +137,22 @@ class Squares:
                     yield from found
 
     def _moments(self, one: int, other: int) -> Sequence[Node]:
-        """Return the products of a covariance, as of windows: `f(x * y) - f(x) * f(y)`."""
+        """Return the products of a moment: `f(x * y) - f(x) * f(y)`, `x.T @ x - f(x) * f(x)`."""
         mean, product = (self.makers.get(self.origins[v]) for v in (one, other))
         if mean is None or product is None or product.name != "mul" or not multiplies(mean):
             return ()
         means = self._inner(product)
         read = [self.makers[o] for v in mean.ins if (o := self.origins[v]) in self.makers]
-        factors = [{self.origins[v] for v in n.ins} for n in read if n.name == "mul"]
-        is_mean = any(all(self.is_linear(m.outs[0], f) for m in means) for f in factors)
+        factors = [self.read(n) for n in read if _is_power(n)]
+        factors += [self.read(mean)] if len(self.read(mean)) == 1 else []
+        is_mean = any(all(self._is_mean(m, f) for m in means) for f in factors)
         return (mean, *means) if is_mean and len(means) > 1 else ()
+
+    def _is_mean(self, node: Node, of: set[int]) -> bool:
+        """Return whether a product is a mean of arrays, or of powers of them."""
+        powers = [n for v in node.ins if (n := self.makers.get(self.origins[v])) and _is_power(n)]
+        is_of_power = any(self.origins[v] in of for n in powers for v in n.ins)
+        return is_of_power or self.is_linear(node.outs[0], of)
 
     def transposed(
         self, found: Mapping[Node, Constraint], products: Iterable[Node]
@@ -150,6 +172,46 @@ class Squares:
             for v, cotangent in (node.ins[:2], node.ins[1::-1])
             if (key := (self.whole[v], sizes[cotangent])) in cotangents
         }
+
+    def differences(self) -> Iterator[tuple[int, int]]:
+        """Yield arrays of which one is subtracted from the other, in sums of few terms."""
+        for node in (n for name in ADDS for n in self.graph.named.get(name, ())):
+            if not is_backward(node.scope):
+                left, right = (self._added_up(v) for v in (node.ins[0], node.ins[-1]))
+                flips = node.name.endswith("sub")
+                pairs = [(a, b) for a, s in left for b, t in right if s ^ t ^ flips]
+                yield from dict.fromkeys((*pairs, *((b, a) for a, b in pairs)))
+
+    def _added_up(self, value: int) -> list[tuple[int, int]]:
+        """Return the array of a value, and the nearest terms of its sum, each with its sign."""
+        pending, terms = [(value, 0)], list[tuple[int, int]]()
+        for made, sign in pending:
+            sign ^= self.is_negative[made]
+            terms.append((self.origins[made], sign))
+            node = self.makers.get(self.origins[made])
+            if node and node.name in ADDS and not self.is_sum[made] and len(pending) < _TERMS:
+                pending.append((node.ins[0], sign))
+                pending.append((node.ins[-1], sign ^ node.name.endswith("sub")))
+        return terms
+
+    def read(self, node: Node) -> set[int]:
+        """Return the arrays that a node reads."""
+        return {self.origins[v] for v in node.ins}
+
+    def path(self, value: int) -> Iterator[tuple[Node, int]]:
+        """Yield the nodes that move and scale a value's array, last first, and what each reads."""
+        while value != self.origins[value]:
+            node = self.makers[value]
+            sources = (v for v in node.ins if self.origins[v] == self.origins[value])
+            if (source := next(sources, None)) is None:  # it comes round a loop
+                return
+            yield node, source
+            value = source
+
+    def scales(self, value: int) -> set[int]:
+        """Return what a value's array has been multiplied with or divided by."""
+        scaled = (pair for pair in self.path(value) if pair[0].name in _SCALES)
+        return {self.origins[v] for node, source in scaled for v in node.ins if v != source}
 
     def has_sums(self, value: int) -> bool:
         """Return whether a value has sums of squares."""
@@ -209,24 +271,21 @@ class Squares:
             return False
         place = [self.origins[v] for v in node.ins[:2]].index(inner.outs[0])
         summed = node.eqn.params["dimension_numbers"][0][place]
-        axes = self._axes_of(inner.outs[0], node.ins[place], summed)
+        axes = self._axes_of(node.ins[place], summed)
         (inner_summed, _), (batch, _) = inner.eqn.params["dimension_numbers"]
         of_first = self.graph.avals[inner.ins[0]].ndim - len(inner_summed)
         free = [axis for axis in axes if axis >= len(batch)]
         return bool(free) and {self.origins[inner.ins[axis >= of_first]] for axis in free} <= one
 
-    def _axes_of(self, origin: int, value: int, axes: Sequence[int]) -> Sequence[int]:
+    def _axes_of(self, value: int, axes: Sequence[int]) -> Sequence[int]:
         """Return which axes of an array a value's are; none if it is reshaped, or in a loop."""
-        while value != origin:
-            node = self.makers[value]
-            source = next((v for v in node.ins if self.origins[v] == origin), None)
-            if source is None or node.role is Role.LINK:
+        for node, source in self.path(value):
+            if node.role is Role.LINK:
                 return ()
             if node.name == "transpose":
                 axes = [node.eqn.params["permutation"][axis] for axis in axes]
-            elif self.graph.avals[source].shape != self.graph.avals[value].shape:
+            elif self.graph.avals[source].shape != self.graph.avals[node.outs[0]].shape:
                 return ()
-            value = source
         return axes
 
     def _inner(self, node: Node) -> list[Node]:
@@ -242,6 +301,7 @@ class Squares:
 
     def _follow(self, source: int, out: int, summed: bool = False) -> None:
         self.origins[out], self.is_sum[out] = self.origins[source], self.is_sum[source]
+        self.is_negative[out] = self.is_negative[source]
         self.whole[out] = out if summed else self.whole[source]
         if pairs := self.pairs.get(source):
             self.pairs[out] = _summed(pairs) if summed else pairs
@@ -251,6 +311,8 @@ class Squares:
         is_product = multiplies(node) or node.role is Role.FIXED or self._is_outer(node, out)
         if is_product and not is_backward(node.scope):
             self.linear[out] = arrays.union(*(self.joined.get(v, _EMPTY) for v in arrays))
+        elif node.name in ADDS:
+            self.added[out] = arrays
         if node.role is Role.MERGE:
             self.joined[out] = arrays
             found = frozenset(p for p in self._of(*ins) if p.summed)
@@ -277,8 +339,11 @@ class Squares:
     def _scale(self, node: Node, out: int, arrays: frozenset[int]) -> Pairs:
         main = None if node.name in _KEPT and node.name not in _SIGNS else self.main(node)
         if main is not None and not is_square(node):
+            known, others = self.graph.constants, [v for v in node.ins if v != main]
             self.origins[out], self.is_sum[out] = self.origins[main], self.is_sum[main]
             self.whole[out] = self.whole[main]
+            changes = node.name == "neg" or any(known.get(v, 0.0) < 0 for v in others)
+            self.is_negative[out] = self.is_negative[main] ^ changes
         if node.name in _KEPT:
             # What is added to squares is as large as they are, before they are summed.
             known = () if node.name in _SUMS else self.graph.constants
@@ -349,15 +414,20 @@ class Squares:
         main = self.main(node) if node.name in _SCALES else None
         return () if main is None else (main,)
 
-    def is_linear(self, value: int, arrays: Collection[int]) -> bool:
-        """Return whether products alone, or solvers, make a value of one of some arrays."""
-        seen, pending, first = set[int](), [value], min(arrays, default=value)
+    def is_linear(self, value: int, arrays: Collection[int], sums: bool = False) -> bool:
+        """Return whether products, solvers, and sums if so said, make a value of some arrays."""
+        seen, pending, first = {value}, [-value], min(arrays, default=value)
         while pending:
-            read = self.linear.get(pending.pop(), _EMPTY)
+            made = -heapq.heappop(pending)  # the newest first: what makes a value is near
+            read = self.linear.get(made, _EMPTY)
+            if sums:
+                read = read.union(self.added.get(made, ()), self.carried.get(made, ()))
             if not read.isdisjoint(arrays):
                 return True
-            # What is older than all of them is made of none.
-            pending += [v for v in read if v > first and v not in seen]
+            for v in read - seen:
+                # What is older than all of them is made of none, unless it changes in a loop.
+                if v > first or (sums and v in self.carried):
+                    heapq.heappush(pending, -v)
             seen |= read
         return False
 

@@ -188,7 +188,7 @@ class Graph:
       constants: known numbers by value: literals, simple arithmetic on them, and arrays broadcast
         from them. For a captured array it is the number furthest from 1.
       extents: intervals of captured arrays.
-      balanced: captured arrays that add up to nothing, such as weights of differences.
+      captured: captured arrays that are neither traced nor large.
       ranges: where the numbers of each value lie; see `ranges.py`.
       whole: per value, 1 if its numbers are known to be whole.
       nodes: in program order; the links of a loop stand where the loop does.
@@ -222,7 +222,7 @@ class Graph:
     sizes: list[Any] = field(default_factory=list)
     constants: dict[int, float] = field(default_factory=dict)
     extents: dict[int, Interval] = field(default_factory=dict)
-    balanced: set[int] = field(default_factory=set)
+    captured: dict[int, Any] = field(default_factory=dict)
     ranges: list[Interval] = field(default_factory=list)
     whole: bytearray = field(default_factory=bytearray)
     nodes: list[Node] = field(default_factory=list)

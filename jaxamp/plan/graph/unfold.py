@@ -187,11 +187,11 @@ class _Unfolder:
     def _captured(self, aval: Any, const: Any) -> int:
         value = self.graph.value(aval)
         self.graph.sources.add(value)
+        if _is_readable(const) and self.graph.kinds[value] in "fiub":
+            self.graph.captured[value] = const
         numbers = _numbers(const)
         if numbers.size:
             self.graph.extents[value] = Interval(float(numbers.min()), float(numbers.max()))
-            if _is_balanced(numbers):
-                self.graph.balanced.add(value)
         if (number := _extreme(numbers)) is not None:
             self.graph.constants[value] = number
         return value
@@ -272,32 +272,18 @@ def _rounds_nothing(eqn: JaxprEqn) -> bool:
     return kept == (info.nexp, info.nmant)
 
 
+def _is_readable(const: Any) -> bool:
+    """Return whether a captured array is neither traced nor large."""
+    return not isinstance(const, Tracer | jax.Ref) and getattr(const, "size", 0) <= _READABLE
+
+
 def _numbers(const: Any) -> np.ndarray:
-    """Return the numbers of a captured array, if it is neither traced nor large but float32."""
-    if isinstance(const, Tracer | jax.Ref) or getattr(const, "dtype", None) != np.float32:
-        return np.empty(0)
-    if const.size > _READABLE:
+    """Return the numbers of a captured array, if it can be read and is float32."""
+    if not _is_readable(const) or getattr(const, "dtype", None) != np.float32:
         return np.empty(0)
     const = np.asarray(const)
     is_nan = np.isnan(const)
     return const[~is_nan] if is_nan.any() else const
-
-
-def _is_balanced(numbers: np.ndarray) -> bool:
-    """Return whether numbers, or most rows of a sparse matrix, add up to nothing.
-
-    Rows at the border of differences lack a neighbour; those of a Hadamard matrix are dense.
-    """
-    largest = np.abs(numbers).max()
-    if not 0 < largest < np.inf:
-        return False
-
-    def share(sums: Any) -> float:
-        return float(np.mean(np.abs(sums) <= largest * 2.0**-24))  # a rounding of the largest
-
-    is_sparse = numbers.ndim == 2 and 2 * np.count_nonzero(numbers) <= numbers.size
-    lines = [numbers.sum(axis, dtype=float)[numbers.any(axis)] for axis in (0, 1) if is_sparse]
-    return share(numbers.sum(dtype=float)) > 0 or any(share(sums) > 0.5 for sums in lines)
 
 
 def _extreme(numbers: np.ndarray) -> float | None:

@@ -340,6 +340,23 @@ def centred_covariance(x: Array) -> Array:
     return (c[:, :, None] * c[:, None, :]).mean(0)
 
 
+def weighted_covariance(w: Array, x: Array) -> Array:
+    mean = w @ x
+    return jnp.einsum("n,ni,nj->ij", w, x, x) - jnp.outer(mean, mean)
+
+
+def direct_weighted_covariance(w: Array, x: Array) -> Array:
+    c = x - (w[:, None] * x).sum(0)
+    return (w[:, None, None] * c[:, :, None] * c[:, None]).sum(0)
+
+
+def skewness(x: Array) -> Array:
+    """Third moments, each mean a product with known numbers."""
+    one = jnp.full(len(x), 1 / len(x))
+    mean = one @ x
+    return one @ x**3 - 3 * mean * (one @ x**2) + 2 * mean**3
+
+
 def spread(p: Array, x: Array) -> Array:
     """Variances under weights, each mean written out."""
     return p @ (x * x) - (p @ x) * (p @ x)
@@ -520,6 +537,15 @@ BANDS: dict[str, Callable[[int], Any]] = {
     "scattered": lambda n: (
         lambda i, far: far.at[i, i].set(-2.0).at[i[1:], i[:-1]].set(1.0).at[i[:-1], i[1:]].set(1.0)
     )(jnp.arange(n), jnp.zeros((n, n))),
+    "toeplitz": lambda n: (
+        3 * jax.scipy.linalg.toeplitz(jnp.zeros(n).at[0].set(-2 / 3).at[1].set(1 / 3))
+    ),
+    "rolled": lambda n: (
+        lambda row: jnp.stack([jnp.roll(row, k - 1) for k in range(n)])
+    )(jnp.pad(jnp.array([1.0, -2.0, 1.0]), (0, n - 3))),
+    "padded": lambda n: sum(
+        c * jnp.pad(jnp.eye(n - 2), ((1, 1), (k, 2 - k))) for k, c in enumerate((1.0, -2.0, 1.0))
+    ),
     "captured": lambda n: (
         np.eye(n, k=1, dtype=np.float32) + np.eye(n, k=-1, dtype=np.float32)
         - 2 * np.eye(n, dtype=np.float32)
@@ -629,6 +655,91 @@ def direct_variances(x: Array, y: Array) -> Array:
     return (y**2).sum(1) - (near * jax.scipy.linalg.cho_solve(factor, near)).sum(0)
 
 
+def deflated_in_place(x: Array) -> Array:
+    q = x[:, 0] / jnp.linalg.norm(x[:, 0])
+    return x.at[:, 1:].add(-jnp.outer(q, q @ x[:, 1:]))[:, 1:]
+
+
+def twice_projected(x: Array, q: Array) -> Array:
+    """What two subspaces leave, subtracted one after the other."""
+    return x - x @ q[:, :1] @ q[:, :1].T - x @ q[:, 1:] @ q[:, 1:].T
+
+
+def incidence(x: Array) -> Array:
+    """Differences along the edges of a graph, by the matrix of their ends."""
+    ends = jax.nn.one_hot(jnp.stack([_ENDS, _ENDS[::-1]]), len(x))
+    return (ends[0] - ends[1]) @ x
+
+
+def selected(x: Array) -> Array:
+    return jax.nn.one_hot(_ENDS, len(x)) @ x - jax.nn.one_hot(_ENDS[::-1], len(x)) @ x
+
+
+def moving_sums(x: Array) -> Array:
+    sums = jnp.tri(len(x)) @ x
+    return (sums[4:] - sums[:-4]) / 4 - x[4:]
+
+
+def direct_moving_sums(x: Array) -> Array:
+    return sum(x[k : len(x) - 4 + k] for k in range(1, 5)) / 4 - x[4:]
+
+
+def commutator(a: Array, b: Array) -> Array:
+    return a @ b - b @ a
+
+
+def direct_commutator(a: Array, b: Array) -> Array:
+    return _times(a, b) - _times(b, a)
+
+
+def nystrom(x: Array, z: Array, times: By = jnp.matmul) -> Array:
+    """What some points leave of a kernel: its blocks are computed each by itself."""
+    k = jnp.exp(-subtracted(z, z) / 16) + 1e-3 * jnp.eye(len(z))
+    near, far = jnp.exp(-subtracted(x, z) / 16), jnp.exp(-subtracted(z, x) / 16)
+    return jnp.exp(-subtracted(x, x) / 16) - times(near, jnp.linalg.solve(k, far))
+
+
+def recursive(p: Array, x: Array, times: By = jnp.matmul) -> Array:
+    """Recursive least squares: the gain is divided by what the covariance makes of the input."""
+
+    def step(p: Array, x: Array) -> tuple[Array, None]:
+        px, xp = times(p, x[:, None]), times(x[None], p)
+        return (p - px * xp / (0.99 + (xp * x).sum())) / 0.99, None
+
+    return lax.scan(step, p, x.reshape(-1, len(p)))[0]
+
+
+def _conjugate_gradients(a: Array, b: Array, times: By) -> Array:
+    def step(state: Any, _: None) -> tuple[Any, None]:
+        x, rest, way = state
+        image = times(a, way)
+        length = (rest**2).sum(0) / (way * image).sum(0)
+        left = rest - length * image
+        way_on = left + (left**2).sum(0) / (rest**2).sum(0) * way
+        return (x + length * way, left, way_on), None
+
+    return lax.scan(step, (jnp.zeros_like(b), b, b), None, length=3)[0][0]
+
+
+SOLUTIONS: dict[str, Callable[[Array, Array, By], Array]] = {
+    "and shifted": lambda a, b, _: jnp.linalg.solve(a, b) + 1e-3,
+    "in a loop": _conjugate_gradients,
+    "along a line": lambda a, b, times: (
+        lambda x: x - 0.3 * (times(a, x) - b)
+    )(jnp.linalg.solve(a, b) + 0.01),
+}  # fmt: skip
+
+
+def residual(
+    solve: Callable[[Array, Array, By], Array], a: Array, b: Array, times: By = jnp.matmul
+) -> Array:
+    """What a solution to which something is added leaves, as where it is refined."""
+    return b - times(a, solve(a, b, times))
+
+
+_ENDS = jnp.asarray(np.random.default_rng(3).permutation(POINTS))
+_SYSTEM = W @ W.T + jnp.eye(WIDTH)
+_TURN = jnp.linalg.qr(W)[0] + 0.01 * W
 _ROOTS = jnp.linalg.qr(jnp.ones((WIDTH, 3)).at[:, 1:].add(DRAW.normal(WIDTH, 2)))[0]
 _AFFINITY = jnp.exp(-subtracted(X, X) / 8)
 REMAINDERS = {
@@ -656,6 +767,31 @@ REMAINDERS = {
     "deflated": (deflated, direct_deflated, (X,)),
     "interpolated": (interpolated, lambda x: direct_banded(x) / -2, (X,)),
     "from_mean": (from_mean, direct_from_mean, (_AFFINITY, X)),
+    "deflated in place": (deflated_in_place, direct_deflated, (X,)),
+    "twice projected": (
+        twice_projected,
+        lambda x, q: x - _times(x, _times(q, q.T)),
+        (X, _ROOTS),
+    ),
+    "incidence": (incidence, lambda x: x[_ENDS] - x[_ENDS[::-1]], (X,)),
+    "selected": (selected, lambda x: x[_ENDS] - x[_ENDS[::-1]], (X,)),
+    "moving sums": (moving_sums, direct_moving_sums, (X,)),
+    "commutator": (commutator, direct_commutator, (_TURN, _TURN.T @ _TURN)),
+    "orthogonality": (
+        lambda q: q.T @ q - jnp.eye(len(q)),
+        lambda q: _times(q.T, q) - jnp.eye(len(q)),
+        (_TURN,),
+    ),
+    "nystrom": (nystrom, functools.partial(nystrom, times=_times), (X, X[:6])),
+    "recursive": (recursive, functools.partial(recursive, times=_times), (_SYSTEM, X[:, 0] / 8)),
+    **{
+        f"solved {name}": (
+            functools.partial(residual, solve),
+            functools.partial(residual, solve, times=_times),
+            (_SYSTEM, W[:, :2]),
+        )
+        for name, solve in SOLUTIONS.items()
+    },
 }
 
 
@@ -919,6 +1055,10 @@ def _cases() -> dict[str, Case]:
     )
     cases["covariance"] = Case(covariance, centred_covariance, (X,))
     weights = _AFFINITY / _AFFINITY.sum(1, keepdims=True)
+    cases["weighted covariance"] = Case(
+        weighted_covariance, direct_weighted_covariance, (weights[0], X)
+    )
+    cases["skewness"] = Case(skewness, lambda x: ((x - x.mean(0)) ** 3).mean(0), (X / 4,))
     cases["spread"] = Case(spread, direct_spread, (weights, X))
     near = X[:CENTRES] + 0.01 * Y
     cases["similarity"] = Case(similarity, direct_similarity, (X[:CENTRES], near))
