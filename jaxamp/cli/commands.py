@@ -61,10 +61,6 @@ class Request:
             fn = jax.value_and_grad(fn, has_aux=options.aux)
         return cls(fn, policy, args, kwargs, others)
 
-    def ask(self, question: Callable[..., Any]) -> Any:
-        """Return the answer to a question about the call."""
-        return question(*self.args, **self.kwargs)
-
     def blame(self, error: Exception) -> str:
         """Return what was given for each argument, where an error is about its structure."""
         if not isinstance(error, KeyError | AttributeError | IndexError | TypeError | ValueError):
@@ -116,7 +112,7 @@ class _Install(argparse.Action):
 
 Ask = Callable[[Request, argparse.Namespace], Any]
 Options = dict[str, dict[str, Any]]
-"""What a parser is told of each option."""
+"""Words for a parser, by option."""
 
 _OF_ALL: Options = {
     "program": {"help": "package.module:function or path/to/file.py:function"},
@@ -174,8 +170,8 @@ def _command(about: str, example: str, options: Options) -> Callable[[Ask], Ask]
     },
 )
 def _report(request: Request, options: argparse.Namespace) -> Any:
-    found = report(request.fn, request.policy, target=options.target, everything=options.all)
-    return request.ask(found)
+    asked = report(request.fn, request.policy, target=options.target, everything=options.all)
+    return asked(*request.args, **request.kwargs)
 
 
 @_command(
@@ -187,8 +183,8 @@ def _report(request: Request, options: argparse.Namespace) -> Any:
     },
 )
 def _explain(request: Request, options: argparse.Namespace) -> Any:
-    where, everything = options.where, options.all
-    return request.ask(explain(request.fn, request.policy, where=where, everything=everything))
+    asked = explain(request.fn, request.policy, where=options.where, everything=options.all)
+    return asked(*request.args, **request.kwargs)
 
 
 @_command(
@@ -202,7 +198,7 @@ def _explain(request: Request, options: argparse.Namespace) -> Any:
     },
 )  # fmt: skip
 def _diff(request: Request, options: argparse.Namespace) -> Any:
-    return request.ask(diff(request.policy, *request.others)(request.fn))
+    return diff(request.policy, *request.others)(request.fn)(*request.args, **request.kwargs)
 
 
 @_command(
@@ -267,4 +263,5 @@ def _tune(request: Request, options: argparse.Namespace) -> Any:
     },
 )  # fmt: skip
 def _estimate(request: Request, options: argparse.Namespace) -> Any:
-    return request.ask(estimate(request.fn, request.policy, options.target, others=request.others))
+    asked = estimate(request.fn, request.policy, options.target, others=request.others)
+    return asked(*request.args, **request.kwargs)

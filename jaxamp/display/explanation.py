@@ -54,10 +54,8 @@ def explanation_lines(explanation: Explanation) -> Iterator[Line]:
         if not file:  # operations of JAX's own
             for note in of_file:
                 yield ((f"no line: {note.arithmetic} {note.what}: {note.reason}", "dim"),)
-        elif linecache.getlines(file):
-            yield from _of_file(file, by_line, whole)
         else:
-            yield from _sourceless(file, by_line, whole)
+            yield from _of_file(file, by_line, whole)
     if not whole and explanation.notes:
         shown = len({n.place for n in notes})
         rest = f"The {shown} of {every} lines that cost most. " if shown < every else ""
@@ -94,30 +92,27 @@ def _costliest(notes: list[Note]) -> list[Note]:
 
 
 def _of_file(file: str, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Line]:
-    """Show lines with their notes by the outermost functions that hold them, or these whole."""
-    spans = _functions(file)
+    """Show lines with their notes by the outermost functions that hold them, or these whole.
+
+    Code without source, typed in or made by ``exec``, has the notes alone.
+    """
+    spans, has_source = _functions(file), bool(linecache.getlines(file))
 
     def around(number: int) -> Span | None:
         return min((s for s in spans if s[0] <= number <= s[1]), default=None)
 
     for span, group in itertools.groupby(sorted(by_line), around):
+        name = f" ({span[2]})" if span else "" if has_source else " (source not available)"
         yield ()
-        yield ((f"{near_file(file)} ({span[2]})" if span else near_file(file), "bold"),)
+        yield ((f"{near_file(file)}{name}", "bold"),)
         for number in range(span[0], span[1] + 1) if whole and span else group:
             line, notes = linecache.getline(file, number).rstrip("\n"), by_line.get(number, [])
-            yield (f"{number:5} │ ", "dim"), (line, "" if notes else "dim")
-            indent = " " * (len(line) - len(line.lstrip()) + 4)
+            before: Line = ((f"{number:5} │ ", "dim"),)
+            if has_source:
+                yield *before, (line, "" if notes else "dim")
+                before = ("      │ ", "dim"), " " * (len(line) - len(line.lstrip()) + 4)
             for note in notes:
-                yield from _words(note, whole, ("      │ ", "dim"), indent)
-
-
-def _sourceless(file: str, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Line]:
-    """Show the notes of code without source, typed in or made by ``exec``."""
-    yield ()
-    yield ((f"{near_file(file)} (source not available)", "bold"),)
-    for number, notes in by_line.items():
-        for note in notes:
-            yield from _words(note, whole, (f"{number:5} │ ", "dim"))
+                yield from _words(note, whole, *before)
 
 
 def _words(note: Note, whole: bool, *before: Part) -> Iterator[Line]:

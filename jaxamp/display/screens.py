@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import html
 import importlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from jaxamp.display.explanation import explanation_lines
@@ -60,15 +59,28 @@ def needed(name: str) -> Any:
         ) from None
 
 
-@functools.singledispatch
-def parts(value: Any) -> Iterator[Any]:
-    """Yield what is printed one below the other: lines, or what rich renders."""
-    if type(value).__rich__ is not Displayable.__rich__:
-        yield value
-    elif hasattr(value, "lines"):
-        yield from ((line,) for line in value.lines)
-    else:
-        raise NotImplementedError(f"{type(value).__name__} has no screen")
+_TABLES = {
+    Difference: "show_difference",
+    Estimate: "show_estimate",
+    ProbeReport: "show_probe",
+    Report: "show_report",
+    Tuning: "show_tuning",
+}
+"""Functions of `tables.py`, which needs rich."""
+
+
+def parts(value: Any) -> Iterable[Any]:
+    """Return what is printed one below the other: lines, or what rich renders."""
+    kind = type(value)
+    if kind is Explanation:
+        return explanation_lines(value)
+    if kind is Report and not value.everything:
+        return report_lines(value)
+    if kind in _TABLES:
+        return getattr(needed("jaxamp.display.tables"), _TABLES[kind])(value)
+    if kind.__rich__ is not Displayable.__rich__:
+        return [value]
+    return [(line,) for line in value.lines]
 
 
 def page(value: Any) -> str:
@@ -84,23 +96,6 @@ def notebook(value: Any) -> str:
         with contextlib.suppress(InspectionError):  # without jinja2 it is the first screen
             return in_frame(page(value))
     return _html(value, _FRAGMENT)
-
-
-def _drawn(module: str, name: str) -> Callable[[Any], Iterator[Any]]:
-    return lambda value: getattr(needed(f"jaxamp.display.{module}"), name)(value)
-
-
-def _show_report(report: Report) -> Iterator[Any]:
-    full = _drawn("tables", "show_report")
-    return full(report) if report.everything else report_lines(report)
-
-
-parts.register(Difference, _drawn("tables", "show_difference"))
-parts.register(Estimate, _drawn("tables", "show_estimate"))
-parts.register(Explanation, explanation_lines)
-parts.register(ProbeReport, _drawn("tables", "show_probe"))
-parts.register(Report, _show_report)
-parts.register(Tuning, _drawn("tables", "show_tuning"))
 
 
 def terminal(value: Any) -> Any:
