@@ -18,7 +18,7 @@ def live_equations(jaxpr: Jaxpr) -> list[bool]:
 
     Calls, loops and branches are taken to need all of their operands.
     """
-    return _sweep(jaxpr, [True] * len(jaxpr.outvars), _reads_all)[0]
+    return _sweep(jaxpr, [True] * len(jaxpr.outvars), lambda eqn, _: [True] * len(eqn.invars))[0]
 
 
 class Live:
@@ -29,43 +29,38 @@ class Live:
 
     def walk(
         self, jaxpr: Jaxpr, needed: Sequence[bool]
-    ) -> Iterator[tuple[JaxprEqn, bool, list[bool]]]:
+    ) -> Iterator[tuple[JaxprEqn, bool, Sequence[bool]]]:
         """Yield each equation, whether it is needed, and which results of its own jaxprs are."""
         live, wanted = self._look(jaxpr, needed or [True] * len(jaxpr.outvars))
         for eqn, is_live in zip(jaxpr.eqns, live, strict=True):
-            yield eqn, is_live, self._results(eqn, [var in wanted for var in eqn.outvars])
+            yield eqn, is_live, self._inside(eqn, [var in wanted for var in eqn.outvars])[0]
 
-    def _results(self, eqn: JaxprEqn, needed: Sequence[bool]) -> list[bool]:
-        """Return which results of the jaxprs inside an equation are needed; nothing means all."""
+    def _inside(
+        self, eqn: JaxprEqn, needed: Sequence[bool]
+    ) -> tuple[Sequence[bool], Sequence[bool]]:
+        """Return which results of the jaxprs inside are needed, or none for all; and operands."""
+        results, reads = needed, [True] * len(eqn.invars)
         match wiring(eqn):
             case Wiring.SCAN:
-                return self._scan(eqn, needed)[0]
-            case Wiring.CALL | Wiring.BRANCHES:
-                return list(needed)
-        return []
+                results, reads = self._scan(eqn, needed)
+            case Wiring.BRANCHES:
+                each = [self._inputs(branch.jaxpr, needed) for branch in nested(eqn)]
+                reads = [True, *map(any, zip(*each, strict=True))]
+            case Wiring.CALL:
+                reads = self._inputs(called(eqn).jaxpr, needed)
+            case _:
+                results = ()
+        return results, [True] * len(eqn.invars) if eqn.effects else reads
 
     def _look(self, jaxpr: Jaxpr, needed: Sequence[bool]) -> tuple[list[bool], set[Any]]:
         key = id(jaxpr), tuple(needed)
         if key not in self._found:
-            self._found[key] = _sweep(jaxpr, needed, self._reads)
+            self._found[key] = _sweep(jaxpr, needed, lambda *each: self._inside(*each)[1])
         return self._found[key]
 
     def _inputs(self, jaxpr: Jaxpr, needed: Sequence[bool]) -> list[bool]:
         _, wanted = self._look(jaxpr, needed)
         return [var in wanted for var in jaxpr.invars]
-
-    def _reads(self, eqn: JaxprEqn, needed: Sequence[bool]) -> Sequence[bool]:
-        """Return which operands are needed, given which results are."""
-        if not eqn.effects:
-            match wiring(eqn):
-                case Wiring.SCAN:
-                    return self._scan(eqn, needed)[1]
-                case Wiring.BRANCHES:
-                    each = [self._inputs(branch.jaxpr, needed) for branch in nested(eqn)]
-                    return [True, *map(any, zip(*each, strict=True))]
-                case Wiring.CALL:
-                    return self._inputs(called(eqn).jaxpr, needed)
-        return _reads_all(eqn, needed)
 
     def _scan(self, eqn: JaxprEqn, needed: Sequence[bool]) -> tuple[list[bool], Sequence[bool]]:
         """Return needed results and operands: a carry that the next iteration needs is needed."""
@@ -95,7 +90,3 @@ def _sweep(jaxpr: Jaxpr, needed: Sequence[bool], reads: Reads) -> tuple[list[boo
         if live[-1]:
             want(eqn.invars, reads(eqn, results))
     return live[::-1], wanted
-
-
-def _reads_all(eqn: JaxprEqn, needed: Sequence[bool]) -> list[bool]:
-    return [True] * len(eqn.invars)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
@@ -116,23 +115,11 @@ Precisions = Sequence[Precision | None]
 Body = tuple[ClosedJaxpr, JaxprPlan | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
-    """The surroundings of a jaxpr: scope, number of runs, and frames of the call.
-
-    ``needed`` tells which of its results are needed; none named are all.
-    """
-
-    scope: str = ""
-    runs: int = 1
-    frames: tuple[SourceFrame, ...] = ()
-    needed: Sequence[bool] = ()
-
-
 class Equation:
     """One equation with its decision; ``None`` where an amp inside has rewritten it already.
 
-    Calls that run alike share decisions; the ground is that of this one.
+    Calls that run alike share decisions; the ground is that of this one. ``needed`` tells which
+    results of its jaxprs are needed; none named are all.
     """
 
     def __init__(
@@ -141,7 +128,7 @@ class Equation:
         decision: Decision | None,
         ground: Ground | None,
         stored: Stored,
-        where: Where,
+        around: Equation | None,
         needed: Sequence[bool],
     ) -> None:
         self.eqn, self.decision, self.ground = eqn, decision, ground
@@ -150,9 +137,10 @@ class Equation:
             primitive, self.params = contraction_of(eqn.params)
         op = op_of(primitive)
         self.name, self.trait, self.kind = primitive.name, op.trait, op.kind
-        self.scope = joined_scope(where.scope, eqn)
-        self.frames = frames_of(eqn.source_info) or where.frames  # its own, or those of the call
-        self.needed = needed  # which results of its jaxprs are needed; none named are all
+        self.scope = joined_scope(around.scope if around else "", eqn)
+        own: tuple[SourceFrame, ...] = frames_of(eqn.source_info)
+        self.frames = own or (around.frames if around else ())
+        self.needed = needed
         sent = decision.sent if decision else None
         self._read(stored)
         stored.write(eqn, decision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -151,11 +151,15 @@ def explain(
     @functools.wraps(planned, updated=())
     def made(*args: Any, **kwargs: Any) -> Explanation:
         plan = planned(*args, **kwargs)
+        operations = _inside(Walk(plan).operations, where)
+        groups = grouped(operations, lambda o: (o.place, o.arithmetic))
+        notes = [_note(place, word, group) for (place, word), group in groups.items()]
+        notes.sort(key=lambda n: (n.place.file, n.place.line, -n.flops, n.arithmetic))
         return Explanation(
             program=name,
             policy=str(plan.policy),
             where=where,
-            notes=tuple(_notes(_inside(Walk(plan).operations, where))),
+            notes=tuple(notes),
             everything=everything,
         )
 
@@ -176,12 +180,6 @@ def _inside(operations: Sequence[Operation], where: str) -> Sequence[Operation]:
         )
         raise InspectionError(f"No operation of the program is in the scope {where!r}. {known}")
     return inside
-
-
-def _notes(operations: Iterable[Operation]) -> Iterator[Note]:
-    groups = grouped(operations, lambda o: (o.place, o.arithmetic))
-    notes = [_note(place, word, group) for (place, word), group in groups.items()]
-    yield from sorted(notes, key=lambda n: (n.place.file, n.place.line, -n.flops, n.arithmetic))
 
 
 def _note(place: Place, arithmetic: str, group: list[Operation]) -> Note:

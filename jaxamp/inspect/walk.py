@@ -13,7 +13,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
 from jaxamp.inspect.dce import Live
-from jaxamp.inspect.equation import Body, Equation, Stored, Where, dtype_word, stored_bytes
+from jaxamp.inspect.equation import Body, Equation, Stored, dtype_word, stored_bytes
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import loop, nested
@@ -117,21 +117,23 @@ class Walk:
         self.shared = self.cancelled = 0
         self._live = Live()
         self._grounds = iter(plan.grounds)  # in the order in which equations are met here
-        self._jaxpr(plan.jaxpr.jaxpr, plan.body, Where())
+        self._jaxpr(plan.jaxpr.jaxpr, plan.body, None, 1)
 
-    def _jaxpr(self, jaxpr: Jaxpr, plan: JaxprPlan | None, where: Where) -> None:
-        """Add the operations of a jaxpr."""
+    def _jaxpr(
+        self, jaxpr: Jaxpr, plan: JaxprPlan | None, around: Equation | None, runs: int
+    ) -> None:
+        """Add the operations of a jaxpr, that of an equation or the whole program."""
         stored = Stored(jaxpr, plan)
         decisions = plan.decisions if plan else [None] * len(jaxpr.eqns)
-        walked = list(self._live.walk(jaxpr, where.needed))
+        walked = list(self._live.walk(jaxpr, around.needed if around else ()))
         for (eqn, is_live, needed), decision in zip(walked, decisions, strict=True):
             ground = next(self._grounds) if decision else None
-            equation = Equation(eqn, decision, ground, stored, where, needed)
-            self._equation(equation, where.runs * is_live)
+            equation = Equation(eqn, decision, ground, stored, around, needed)
+            self._equation(equation, runs * is_live)
         live = [is_live for _, is_live, _ in walked]
         self.residuals += [
-            replace(r, bytes=r.bytes * where.runs, bytes_f32=r.bytes_f32 * where.runs)
-            for r in residuals_of(jaxpr, plan, stored, live, where.scope)
+            replace(r, bytes=r.bytes * runs, bytes_f32=r.bytes_f32 * runs)
+            for r in residuals_of(jaxpr, plan, stored, live, around.scope if around else "")
         ]
 
     def _equation(self, equation: Equation, outer: int) -> None:
@@ -147,20 +149,15 @@ class Walk:
         elif equation.trait is Trait.BRANCH:
             self._branches(equation, bodies, runs)
         else:
-            for body in bodies:
-                self._body(equation, body, runs)
-
-    def _body(self, equation: Equation, body: Body, runs: int) -> None:
-        jaxpr, plan = body[0].jaxpr, body[1]
-        where = Where(equation.scope, runs, equation.frames, equation.needed)
-        self._jaxpr(jaxpr, plan, where)
+            for body, plan in bodies:
+                self._jaxpr(body.jaxpr, plan, equation, runs)
 
     def _branches(self, equation: Equation, bodies: Sequence[Body], runs: int) -> None:
         """Add the operations of all branches; only the branch that costs most counts."""
         before, taken = self.operations, []
-        for body in bodies:
+        for body, plan in bodies:
             self.operations = []
-            self._body(equation, body, runs)
+            self._jaxpr(body.jaxpr, plan, equation, runs)
             taken.append(self.operations)
         costs = [total(branch) for branch in taken]
         most = max(range(len(taken)), key=lambda i: (costs[i].flops, costs[i].bytes))

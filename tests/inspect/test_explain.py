@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from jaxamp import PrecisionPolicy, Rule, explain
+from jaxamp import PrecisionPolicy, Rule, explain, report
 from jaxamp.errors import InspectionError
 from tests.inspect.programs import MLP, PROGRAMS, attention, mlp_loss, spec
 
@@ -195,3 +195,11 @@ def test_json_has_the_text_of_each_line():
     """Every note carries its line and what it says."""
     notes = json.loads(explain(mlp_loss)(*MLP).to_json())["notes"]
     assert 'hidden = jax.nn.relu(x @ params["w1"])' in {n["text"] for n in notes}
+
+
+def test_an_explanation_needs_the_plan_alone(monkeypatch):
+    """Only reports count casts, for which the program is emitted once more."""
+    monkeypatch.setattr("jaxamp.inspect.walk.run_plan", None)
+    assert explain(mlp_loss)(*MLP).notes
+    with pytest.raises(TypeError):
+        report(mlp_loss)(*MLP)
