@@ -67,11 +67,6 @@ class Instruction:
         """The instructions whose results it takes."""
         return tuple(_NAME.findall(self.arguments))
 
-    @property
-    def index(self) -> int:
-        """Position of a parameter; meaningful for parameters only."""
-        return int(self.arguments)
-
     def attribute(self, key: str) -> str:
         """Return the name that an attribute has, such as ``channel_id``; empty without it."""
         return self._first(rf"\b{key}=%?([\w.\-]+)")
@@ -119,7 +114,8 @@ class Computation:
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
         """Its parameters by index."""
-        return {line.index: line for line in self.instructions if line.op == "parameter"}
+        lines = (line for line in self.instructions if line.op == "parameter")
+        return {int(line.arguments): line for line in lines}
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:

@@ -136,33 +136,27 @@ _HOPPER = {
 _HOPPER_RATES = {"f64": 67, "f32": 494.5, "f16": 989.5, "bf16": 989.5, "f8": 1979}
 
 
+def _chip(bandwidth: float, rates: dict[str, float], **words: Any) -> Target:
+    """Return a chip, its speeds given in T/s."""
+    published = {word: rate * _TERA for word, rate in rates.items()}
+    return Target(bandwidth=bandwidth * _TERA, rates=published, **words)
+
+
 def _gpu(
     name: str, title: str, bandwidth: float, highest: float, rates: dict[str, float], **facts: Any
 ) -> Target:
-    """Return a GPU, its speeds given in T/s, with the facts of its description."""
-    return Target(
-        name=name,
-        title=f"NVIDIA {title}",
-        bandwidth=bandwidth * _TERA,
-        rates={word: rate * _TERA for word, rate in rates.items()},
-        highest=highest,
-        gpu=facts["capability"],
-        description=_DESCRIPTION.format(**facts, cudnn=_CUDNN),
-        reached=_GPU_REACHES,
-    )
+    """Return a GPU, with the facts of its description."""
+    described = _DESCRIPTION.format(**facts, cudnn=_CUDNN)
+    return _chip(
+        bandwidth, rates, name=name, title=f"NVIDIA {title}", highest=highest,
+        gpu=facts["capability"], description=described, reached=_GPU_REACHES,
+    )  # fmt: skip
 
 
 def _tpu(name: str, title: str, topology: str, bandwidth: float, **rates: float) -> Target:
-    """Return a TPU, its speeds given in T/s: a product of f32 is one of bf16, or six if it must."""
+    """Return a TPU: a product of f32 is one of bf16, or six if it must."""
     rates |= {"f32": rates["bf16"]}
-    return Target(
-        name=name,
-        title=f"Google {title}",
-        topology=topology,
-        bandwidth=bandwidth * _TERA,
-        rates={word: rate * _TERA for word, rate in rates.items()},
-        highest=6,
-    )
+    return _chip(bandwidth, rates, name=name, title=f"Google {title}", topology=topology, highest=6)
 
 
 _ALL = (

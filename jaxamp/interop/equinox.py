@@ -9,8 +9,6 @@ import equinox as eqx
 from jaxamp.run.amp import AmpFunction, apply
 from jaxamp.run.settings import Settings
 
-_INNER = "amp_module"
-
 
 class AmpModule(eqx.Module):
     """A module whose calls run in mixed precision.
@@ -42,7 +40,7 @@ class AmpModule(eqx.Module):
         return self.amp_module, self.amp_settings
 
     def __getattr__(self, name: str) -> Any:
-        if name == _INNER or (name.startswith("__") and name.endswith("__")):
+        if name == "amp_module" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)  # not there yet while the pytree is put together
         value = getattr(self.amp_module, name)
         bound = _is_method_of(self.amp_module, value)

@@ -34,13 +34,9 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]functools\.py$")
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
-def shown_calls(source_info: Any) -> Calls:
-    """Return the frames around an equation that count, outermost first."""
-    return _calls_of(source_info.traceback)
-
-
 @functools.lru_cache(maxsize=4096)  # of one program, which is read twice
-def _calls_of(traceback: Any) -> Calls:
+def shown_calls(traceback: Any) -> Calls:
+    """Return the frames around an equation that count, outermost first."""
     calls = jax_compat.calls(traceback)
     return tuple([call for call in calls if _is_shown(call[0].co_filename)])
 
@@ -77,7 +73,7 @@ Around = tuple[Any, ...]  # source infos of equations, outermost first
 
 def calls_within(around: Around) -> Calls:
     """Return the calls around what is within some equations, outermost first."""
-    return tuple([call for info in around for call in shown_calls(info)])
+    return tuple([call for info in around for call in shown_calls(info.traceback)])
 
 
 def frames_of(calls: Calls) -> Frames:
@@ -87,13 +83,13 @@ def frames_of(calls: Calls) -> Frames:
 
 def entered(jaxpr: Jaxpr) -> dict[int, CodeType]:
     """Return the functions in which the call stacks of a jaxpr's equations begin."""
-    first = (shown_calls(eqn.source_info)[:1] for eqn in jaxpr.eqns)
+    first = (shown_calls(eqn.source_info.traceback)[:1] for eqn in jaxpr.eqns)
     return {id(code): code for calls in first for code, _ in calls}
 
 
 def calls_of_all(eqns: Sequence[JaxprEqn]) -> Calls:
     """Return the first calls of the call stacks of some equations, as far as all have them."""
-    stacks = [calls for eqn in eqns if (calls := shown_calls(eqn.source_info))]
+    stacks = [calls for eqn in eqns if (calls := shown_calls(eqn.source_info.traceback))]
     common: list[tuple[CodeType, int]] = []
     for calls in zip(*stacks, strict=False):
         if len({id(code) for code, _ in calls}) > 1:
@@ -169,5 +165,5 @@ def _inside(eqn: JaxprEqn, around: Around) -> Iterator[tuple[Around, Sequence[Ja
 
 
 def _root(source_info: Any) -> int:
-    calls = shown_calls(source_info)
+    calls = shown_calls(source_info.traceback)
     return id(calls[0][0]) if calls else 0

@@ -70,7 +70,7 @@ class _Site:
         taken: Around,
     ) -> None:
         self.eqn, self.item = eqn, item
-        own = shown_calls(eqn.source_info)
+        own = shown_calls(eqn.source_info.traceback)
         self.calls = (*outer, *calls_within(taken), *own) if outer or taken else own
         self.marks = [mark for info in taken if (mark := called_mark(info))]
         if taken or modules(own):
@@ -126,10 +126,10 @@ class _Namer:
     def _is_plain(self, jaxpr: Jaxpr) -> bool:
         """Return whether no module is called in a jaxpr, and nothing was taken out of its calls."""
         if id(jaxpr) not in self._plain:
-            calls = {id(e.source_info.traceback): shown_calls(e.source_info) for e in jaxpr.eqns}
+            traces = {id(t): t for t in (eqn.source_info.traceback for eqn in jaxpr.eqns)}
             self._plain[id(jaxpr)] = (
                 len(entered(jaxpr)) < 2
-                and not any(map(self.modules, calls.values()))
+                and not any(map(self.modules, map(shown_calls, traces.values())))
                 and all(self._is_plain(body.jaxpr) for eqn in jaxpr.eqns for body in nested(eqn))
             )
         return self._plain[id(jaxpr)]

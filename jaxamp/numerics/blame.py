@@ -35,15 +35,10 @@ _peak = jax.jit(peak_of)
 
 
 class Mark(NamedTuple):
-    """The origin of a value that is not finite.
+    """The worst that a value holds which is not finite, and the operation to blame, if any.
 
-    Attributes:
-      kind: the worst that it holds.
-      time: when the operation to blame ran; never for what came in from outside.
-      site: the operation to blame; ``None`` for what came in from outside.
-      born: what that operation made.
-      iterations: which iteration it was, of each loop around it.
-      operands: what that operation took, before it was cast for it.
+    Of that it has the time at which it ran, what it made, the iteration of each loop around it, and
+    what it took, before that was cast for it.
     """
 
     kind: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ class Value(NamedTuple):
     shadow: Any = None
 
 
-class Interpreter(abc.ABC):
+class Interpreter:
     """An interpreter of blocks, with a state that passes from one equation to the next.
 
     Without a context for the rewrite nothing runs as it is planned, and there are no shadows.
@@ -35,9 +34,9 @@ class Interpreter(abc.ABC):
 
     context: Any = None
 
-    @abc.abstractmethod
     def run(self, block: Block, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
         """Run a block on its inputs."""
+        raise NotImplementedError
 
     def enter(
         self, block: Block, position: int, values: Sequence[Value], state: Any
@@ -51,7 +50,9 @@ class Interpreter(abc.ABC):
             if position in block.test:
                 return self._while(eqn, block.test[position], inner[0], values, state)
             return self._scan(eqn, inner[0], values, state)
-        if eqn.primitive.name in ("fused_group", "remat2") and _is_recomputation(eqn):
+        params = eqn.params
+        is_rematerialized = eqn.primitive.name in ("fused_group", "remat2")
+        if is_rematerialized and params["differentiated"] and params["prevent_cse"]:
             # As JAX lowers it: what was computed before is not to be used again.
             values = lax.optimization_barrier(list(values))
         return self.run(inner[0], values, state)
@@ -148,10 +149,6 @@ def tested(
     if plan is None or context is None:
         return eval_jaxpr(body.jaxpr, body.consts, *values)[0]
     return interpret(context, body.jaxpr, plan, body.consts, values)[0]
-
-
-def _is_recomputation(eqn: JaxprEqn) -> bool:
-    return bool(eqn.params["differentiated"] and eqn.params["prevent_cse"])
 
 
 def _any_shadowed(blocks: Sequence[Block], values: Sequence[Value]) -> bool:

@@ -150,7 +150,8 @@ class _Run:
         narrows = decision is not None and (decision.is_narrow or decision.sent)
         # Not asked of a jaxpr's variables alone: a literal cannot be a key.
         known = [literal(a) is None and a in self.shadows for a in eqn.invars]
-        if _is_foreign(eqn) or not (narrows or any(known)):
+        runs_once = bool(eqn.effects) or op_of(eqn.primitive).trait in _FOREIGN
+        if runs_once or not (narrows or any(known)):
             return [None] * len(eqn.outvars)
         pairs = zip(eqn.invars, known, strict=True)
         return jax_compat.bind(
@@ -169,8 +170,3 @@ class _Run:
     def _know(self, var: Any, value: Value) -> None:
         if value.shadow is not None:
             self.shadows[var] = value.shadow
-
-
-def _is_foreign(eqn: JaxprEqn) -> bool:
-    """Return whether an equation must not run twice."""
-    return bool(eqn.effects) or op_of(eqn.primitive).trait in _FOREIGN

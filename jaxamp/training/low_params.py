@@ -21,8 +21,6 @@ from jaxamp.training.trees import is_float, map_floats, widen, widen_floats
 if TYPE_CHECKING:
     import optax
 
-_DROPPED = 16  # bits of float32's significand that bfloat16 does not have
-
 
 class MasterWeightsState(NamedTuple):
     """State of ``with_master_weights``.
@@ -191,7 +189,7 @@ def stochastic_round(value: Any, key: jax.Array) -> jax.Array:
         )
     bits = jax.lax.bitcast_convert_type(value, jnp.uint32)
     noise = jax.random.bits(key, value.shape, jnp.uint16).astype(jnp.uint32)
-    kept = (bits + noise) & np.uint32((0xFFFFFFFF << _DROPPED) & 0xFFFFFFFF)
+    kept = (bits + noise) & np.uint32(0xFFFF0000)  # bfloat16 has no others
     rounded = jax.lax.bitcast_convert_type(kept, jnp.float32)
     return jnp.where(jnp.isfinite(value), rounded, value).astype(jnp.bfloat16)
 

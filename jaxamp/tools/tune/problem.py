@@ -130,16 +130,9 @@ class Problem:
 
     def fingerprint(self) -> str:
         """Hash the program, its arguments and the policy."""
-        digest = hashlib.sha256()
-        for text in (
-            str(self.plan.jaxpr.jaxpr),
-            self.plan.policy.to_json(),
-            *map(str, self.groups),
-        ):
-            digest.update(text.encode())
-        for arg in self.args:
-            digest.update(f"{norm(arg) if is_float(arg) else arg!s}".encode())
-        return digest.hexdigest()
+        texts = [str(self.plan.jaxpr.jaxpr), self.plan.policy.to_json(), *map(str, self.groups)]
+        texts += [f"{norm(arg) if is_float(arg) else arg!s}" for arg in self.args]
+        return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def _seconds(op: Operation) -> float:
