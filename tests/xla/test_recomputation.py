@@ -283,6 +283,21 @@ def test_cotangents_that_a_bias_alone_adds_up_have_no_barrier_on_gpu() -> None:
     assert max(line.count("tensor<4096x64xbf16>") for line in lines) == 1
 
 
+def test_reductions_of_long_rows_are_not_made_again() -> None:
+    """Each is a kernel that reads the whole row."""
+
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        return (jax.nn.logsumexp(x @ w, axis=-1) ** 2).mean()
+
+    def count(words: int) -> int:
+        args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 16), (16, words))]
+        jaxpr = jax.make_jaxpr(jax.grad(amp(loss, POLICY)))(*args).jaxpr
+        return sum(e.primitive.name in ("reduce_max", "reduce_sum") for e in equations(jaxpr))
+
+    assert count(2**10) == 5
+    assert count(2**15) == 3
+
+
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 def test_what_is_elementwise_has_no_barrier_on_gpu(order: str, large: Any) -> None:
     """Behind one, the parts of a product of joined matrices would be copied."""

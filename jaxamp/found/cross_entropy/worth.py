@@ -9,6 +9,7 @@ from jax.extend.core import Jaxpr
 
 from jaxamp.jaxprs.contracted import multiplied, size
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
+from jaxamp.plan.dataflow.regions import LONGEST_ROW
 
 MATTERS = 2**26
 """Bytes of memory that are worth a loop."""
@@ -20,7 +21,6 @@ _SHORT = 1024  # where memory counts: it takes as long as the products
 _LONGER = 0.02  # of a program's time
 _MORE = 0.05  # of a program's bytes
 _STARTS = 3e8  # bytes that are moved while the kernels of a chunk start: 12 of 5 µs, at 4.8 TB/s
-_ROW = 2**14  # words whose softmax is one kernel, in XLA:GPU
 _NARROW = 2
 
 
@@ -96,7 +96,7 @@ class Sizes(NamedTuple):
         the logarithms that labels are looked up in are stored where one kernel makes a row of them.
         """
         if is_stored:
-            return 5 if self.words <= _ROW else 7
+            return 5 if self.words <= LONGEST_ROW else 7
         return 4 + 2 * self.again
 
 

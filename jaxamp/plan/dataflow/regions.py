@@ -11,6 +11,8 @@ itself (`fused_groups.py`), and reads a narrow copy if not.
 
 from __future__ import annotations
 
+import math
+
 from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.relu_masks import SIGNS
 from jaxamp.plan.dataflow.lookups import is_repeated_gather
@@ -158,7 +160,12 @@ def is_pooling_gradient(node: Node) -> bool:
     return node.name == "select_and_scatter_add"
 
 
-def reduces_rows(graph: Graph, node: Node) -> bool:
-    """Return whether only the minor axis is reduced."""
-    rank = graph.avals[node.ins[0]].ndim
-    return rank > 1 and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)
+LONGEST_ROW = 2**14
+"""Numbers of a row whose softmax is one kernel, in XLA:GPU."""
+
+
+def reduces_rows(graph: Graph, node: Node, longest: float = math.inf) -> bool:
+    """Return whether only the minor axis is reduced, and is not longer than some."""
+    rank, rows = graph.avals[node.ins[0]].ndim, graph.avals[node.ins[0]].shape[-1:]
+    is_short = all(not isinstance(n, int) or n <= longest for n in rows)  # symbolic ones may be
+    return rank > 1 and is_short and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)

@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 from jaxamp.core.formats import is_narrow
 from jaxamp.jaxprs.contracted import terms
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.dataflow.regions import ARITHMETIC, EQUALITIES, reduces_rows
+from jaxamp.plan.dataflow.regions import ARITHMETIC, EQUALITIES, LONGEST_ROW, reduces_rows
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Graph, Nest, Node, Role, is_smaller, nodes_of
 from jaxamp.plan.graph.sweeps import union
@@ -210,7 +210,8 @@ def find_statistics(
     """Mark, per node, reductions that take a pass over memory of their own, so that saving pays.
 
     XLA fuses a reduction of rows with its readers: a softmax is one kernel, and recomputing its
-    sums costs nothing. A reduction of other axes is a kernel by itself. So are two reductions of
+    sums costs nothing. A reduction of other axes, or of rows too long for that, is a kernel by
+    itself. So are two reductions of
     rows that read one array side by side, as those of a variance by the mean of squares: they share
     a kernel that writes nothing else. And where a vector scales the rows, as in most norms, its
     gradient adds up products over all rows, which no kernel does that has sums of each row: with
@@ -222,7 +223,8 @@ def find_statistics(
     reductions = [n for n in graph.nodes if n.role is Role.REDUCE and fusible[n.index]]
     scaled = _find_scaled(graph, fusible, levels)
     for node in reductions:
-        statistics[node.index] = not reduces_rows(graph, node) or union(scaled, node.outs)
+        is_within = reduces_rows(graph, node, LONGEST_ROW)
+        statistics[node.index] = not is_within or union(scaled, node.outs)
     rows = [node for node in reductions if not statistics[node.index]]
     if len(rows) > 1:
         maker = {v: n for n in graph.nodes if fusible[n.index] for v in n.outs}
