@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
@@ -30,19 +31,8 @@ def replace_regions(closed: ClosedJaxpr, kind: Kind) -> Replaced:
     changed = search.level(closed, {}, "")
     if changed is not closed:
         changed = share_rules(changed)
-    return Replaced(changed, tuple(search.found), tuple(search.refused))
-
-
-class _Words(NamedTuple):
-    """Regions of a part of the program, found and refused."""
-
-    found: tuple[Outcome, ...] = ()
-    refused: tuple[Outcome, ...] = ()
-
-    @property
-    def backward(self) -> int:
-        """Return how many backward passes are found."""
-        return sum(outcome.backward for outcome in self.found)
+    refused = tuple(o for o in search.outcomes if o.obstacle)
+    return Replaced(changed, tuple(o for o in search.outcomes if not o.obstacle), refused)
 
 
 class _Search:
@@ -50,8 +40,7 @@ class _Search:
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        self.found: list[Outcome] = []
-        self.refused: list[Outcome] = []
+        self.outcomes: list[Outcome] = []  # regions found, and refused
 
     def level(self, closed: ClosedJaxpr, given: Given, scope: str) -> ClosedJaxpr:
         """Return a jaxpr, and those within, with its regions replaced."""
@@ -66,8 +55,7 @@ class _Search:
         known = KnownNumbers(level, given)
         bodies, bindings = self._inside(level, known, scopes)
         regions, refused = self.kind.find(level, known, scopes)
-        self.found += [region.outcome for region in regions]
-        self.refused += refused
+        self.outcomes += [*(region.outcome for region in regions), *refused]
         return Changes(regions, bodies, bindings)
 
     def _inside(
@@ -76,7 +64,7 @@ class _Search:
         """Return the jaxprs of loops, branches and the like that change, and pairs of loops."""
         bodies: dict[Unit, list[ClosedJaxpr]] = {}
         bindings: dict[Unit, Binding] = {}
-        words: dict[Unit, _Words] = {}
+        outcomes: dict[Unit, list[Outcome]] = {}
         for unit in level.atomic():
             if unit.is_whole or wiring(unit.eqn) not in _ENTERED:
                 continue
@@ -88,43 +76,44 @@ class _Search:
             given = _given(unit, known)
             change = functools.partial(self._bodies, inside, given, scopes[unit])
             changed = jax_compat.within(unit.eqn, change)
-            words[unit] = self._taken()
+            outcomes[unit] = self._taken()
             if any(new is not old for new, old in zip(changed, inside, strict=True)):
                 bodies[unit] = changed
-        is_paired = self.kind.crosses and any(w.refused for w in words.values())
+        is_paired = self.kind.crosses and any(o.obstacle for o in chain(*outcomes.values()))
         for pair in pairs_of(level) if is_paired else ():
             both = pair.first, pair.second
-            if not any(words.get(unit, _Words()).refused for unit in both):
+            apart = [o for unit in both for o in outcomes.get(unit, ())]
+            if not any(o.obstacle for o in apart):
                 continue
             joined = join(pair, known)
             own = Scopes()
             for unit, units in zip(both, joined.units, strict=True):
                 own.enter(units, scopes[unit])
             changes = self.changes(joined.level, joined.given, own)
-            found = self._taken()
+            across = self._taken()
             if changes.bindings and pair.first.eqn.primitive.name == "shard_map":
                 continue  # what loops of both hand over would need specs
-            if found.backward > sum(words.get(unit, _Words()).backward for unit in both):
+            if _backward(across) > _backward(apart):
                 together = Together(joined, changes)
                 for unit in both:
                     bodies.pop(unit, None)
                     bindings[unit] = together
-                    words[unit] = _Words()
-                words[pair.second] = found
-        for unit_words in words.values():
-            self.found += unit_words.found
-            self.refused += unit_words.refused
+                outcomes |= {pair.first: [], pair.second: across}
+        self.outcomes += chain(*outcomes.values())
         return bodies, bindings
 
     def _bodies(self, inside: Sequence[ClosedJaxpr], given: Given, scope: str) -> list[ClosedJaxpr]:
         return [self.level(body, given, scope) for body in inside]
 
-    def _taken(self) -> _Words:
+    def _taken(self) -> list[Outcome]:
         """Return what has been found and refused since, and forget it."""
-        taken = _Words(tuple(self.found), tuple(self.refused))
-        self.found.clear()
-        self.refused.clear()
+        taken, self.outcomes = self.outcomes, []
         return taken
+
+
+def _backward(outcomes: Sequence[Outcome]) -> int:
+    """Return how many backward passes are found."""
+    return sum(outcome.backward and not outcome.obstacle for outcome in outcomes)
 
 
 def _given(unit: Unit, known: KnownNumbers) -> Given:

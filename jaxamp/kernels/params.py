@@ -7,7 +7,6 @@ field of the installed class or refused with the name of what took its place.
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -138,16 +137,13 @@ def _names(platform: str) -> list[str]:
 
 def _value(platform: str, name: str, value: Any) -> Any:
     """Return a field's value; enums may be given by name."""
-    if isinstance(value, str) and (choices := _enum(platform, name)):
+    choices: Any = getattr(_MODULES[platform](), _ENUMS.get(name, ""), None)
+    if isinstance(value, str) and choices:
         by_name = {member.name.lower(): member for member in choices}
         if value.lower() not in by_name:
             raise KernelError(f"{name}={value!r} is not understood. {accepted(value, by_name)}")
         return by_name[value.lower()]
     return tuple(value) if isinstance(value, list) else value
-
-
-def _enum(platform: str, name: str) -> type[enum.Enum] | None:
-    return getattr(_MODULES[platform](), _ENUMS[name], None) if name in _ENUMS else None
 
 
 _ENUMS = {

@@ -1,18 +1,16 @@
-"""The device that programs are lowered for, at hand or described, and lowering by its kernel."""
+"""The device that programs are lowered for, at hand or described."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
-from jax.interpreters import mlir
 
-from jaxamp.core import jax_compat
 from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_version
-from jaxamp.kernels.jax_compat.kernel_lowering import divides_by_rule, is_exported, lower_kernel
+from jaxamp.kernels.jax_compat.kernel_lowering import is_exported
 
 
 @dataclass(frozen=True)
@@ -73,20 +71,3 @@ def gpu_of(context: Any) -> TargetGpu | None:
     there a GPU counts if it is described.
     """
     return described_gpu() or (None if is_exported(context) else gpu_at_hand())
-
-
-def may_call(context: Any) -> bool:
-    """Return whether a call may stand in a module for GPUs that a compiler partitions, or is whole.
-
-    The compiler asks how to divide it, by `custom_partitioning`, unless the module is exported.
-    """
-    return not jax_compat.is_partitioned(context) or divides_by_rule(context)
-
-
-def lower(
-    kernel: Callable[..., Any] | None, composed: Callable[..., Any], context: Any, *operands: Any
-) -> Any:
-    """Lower what a kernel computes, or the composed form where there is no kernel."""
-    if kernel is None:
-        return mlir.lower_fun(composed, multiple_results=True)(context, *operands)
-    return lower_kernel(kernel, context, *operands)

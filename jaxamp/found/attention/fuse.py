@@ -100,14 +100,16 @@ class _Attentions:
         self.refused.append(Outcome(KIND, *place.words, reason))
 
     def _possible(self, scores: Scores, chosen: list[Replacement]) -> list[Replacement]:
-        """Return the replacements beside which nobody computes weights."""
+        """Return the replacements beside which nobody computes weights, or products for them."""
         while True:
             kept = _kept_beside(scores.level, chosen)
             products = Counter(r.found.product for r in chosen)
             wrong = [
                 r
                 for r in chosen
-                if products[r.found.product] > 1 or _weights_of(scores, r.found) & kept
+                if products[r.found.product] > 1
+                or scores.homes[r.found.product][0] in kept
+                or not kept.isdisjoint(scores.exponentials[r.found.exponential])
             ]
             if not wrong:
                 return chosen
@@ -206,11 +208,6 @@ def _kept_beside(level: Level, chosen: Sequence[Replacement]) -> frozenset[int]:
     cut = frozenset[int]().union(*(r.made for r in chosen))
     wanted = {*numbers(level.exits)}.union(*(r.needed for r in chosen))
     return frozenset(wanted.union(*map(made, live_from(level, wanted - cut, cut))))
-
-
-def _weights_of(scores: Scores, found: Found) -> set[int]:
-    """Return the values that hold the weights of an attention, or its products."""
-    return {*scores.exponentials[found.exponential], scores.homes[found.product][0]}
 
 
 def _why_read(scores: Scores, found: Found) -> str:

@@ -376,36 +376,32 @@ class Matcher:
         key, axes, times = form
         found = []
         for value, has, own, number in self.index.get(key, ()):
-            named = _named(own, axes)
-            if named and all(a in named.places for a in has.axes):
-                places = tuple(tuple(b for a in p for b in named.places[a]) for p in has.places)
-                found.append(Held(value, places, number / times, named.parts))
+            named, parts = _named(own, axes)
+            if all(a in named for a in has.axes):
+                places = tuple(tuple(b for a in p for b in named[a]) for p in has.places)
+                found.append(Held(value, places, number / times, parts))
         return found
 
 
-class _Named(NamedTuple):
-    """Axes of a value as those of an attention, or the other way round."""
+def _named(own: Sequence[Place], wanted: Sequence[Place]) -> tuple[dict[Axis, Place], ...]:
+    """Return what axes of a value are in an attention, and where they are more the other way round.
 
-    places: dict[Axis, Place]
-    parts: dict[Axis, Place]
-
-
-def _named(own: Sequence[Place], wanted: Sequence[Place]) -> _Named | None:
-    """Return how axes of a value are called in an attention; ``None`` if they do not divide so."""
-    named = _Named({}, {})
+    Where some do not divide so, the rest has no names.
+    """
+    places, parts = dict[Axis, Place](), dict[Axis, Place]()
     for run, other in zip(own, wanted, strict=True):
         if [a.size for a in run] == [a.size for a in other]:
-            named.places.update((a, (b,)) for a, b in zip(run, other, strict=True))
+            places.update((a, (b,)) for a, b in zip(run, other, strict=True))
         elif size_of(run) != size_of(other):
-            return None
+            break
         elif len(run) == 1:
-            named.places[run[0]] = tuple(other)
+            places[run[0]] = tuple(other)
         elif len(other) == 1:
-            named.places.update((a, (a,)) for a in run)
-            named.parts[other[0]] = run
+            places.update((a, (a,)) for a in run)
+            parts[other[0]] = run
         else:
-            return None
-    return named
+            break
+    return places, parts
 
 
 def _at(

@@ -21,8 +21,8 @@ from jaxamp.found.attention.kernels.fused import Fused, flattened
 from jaxamp.found.attention.kernels.known_masks import Intervals, KnownMask
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.found.attention.kernels.splash import EXPORTED_SPLASH, SPLASH
-from jaxamp.kernels.jax_compat.kernel_lowering import is_exported
-from jaxamp.kernels.target_gpu import TargetGpu, described_platform, gpu_of, may_call, target_gpu
+from jaxamp.kernels.jax_compat.kernel_lowering import divides_by_rule, is_exported
+from jaxamp.kernels.target_gpu import TargetGpu, described_platform, gpu_of, target_gpu
 
 
 def ways(kernel: Fused, spec: AttentionSpec) -> Iterator[Fused]:
@@ -114,8 +114,7 @@ def chosen(
     platform: str, context: Any, operands: Operands, spec: AttentionSpec, backward: bool
 ) -> Fused | None:
     """Return the kernel that a platform runs; ``None`` where the composed form is lowered."""
-    is_whole = not jax_compat.is_partitioned(context)
-    if not (may_call(context) if platform == "cuda" else is_whole):
+    if jax_compat.is_partitioned(context) and not (platform == "cuda" and divides_by_rule(context)):
         return None
     flat = flattened(operands)
     splash = EXPORTED_SPLASH if is_exported(context) else SPLASH

@@ -36,8 +36,7 @@ from jaxamp.found.attention.kernels.spec import (
     Results,
     of_backward,
 )
-from jaxamp.kernels.jax_compat.kernel_lowering import has_several_devices
-from jaxamp.kernels.target_gpu import lower
+from jaxamp.kernels.jax_compat.kernel_lowering import has_several_devices, lower_kernel
 
 Form = Callable[..., tuple[Any, ...]]
 
@@ -191,8 +190,10 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
         form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
         if is_split:
             form = partitioned(form, avals, spec, bias_grad)
+    if form is not None:
+        return lower_kernel(form, context, *operands)
     composed_form = functools.partial(_FORMS[primitive], **params, along=not is_split)
-    return lower(form, composed_form, context, *operands)
+    return mlir.lower_fun(composed_form, multiple_results=True)(context, *operands)
 
 
 _OF_PRODUCTS: dict[str, Any] = {"kind": OpKind.COMPUTE, "trait": Trait.CONTRACTION}
