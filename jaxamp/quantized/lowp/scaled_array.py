@@ -75,7 +75,7 @@ class Blocks:
 
     def spread(self, factors: Any, shape: tuple[int, ...]) -> jax.Array:
         """Return each factor over its whole block: an array of the shape that was divided."""
-        rows, cols = self._tail(shape)
+        rows, cols = (1, *shape)[-2:]
         over_rows = factors.reshape(*shape[:-2], -1, 1, factors.shape[-1], 1)
         blocks = over_rows.shape[-4], self.rows, over_rows.shape[-2], self.cols
         full = jnp.broadcast_to(over_rows, (*shape[:-2], *blocks))
@@ -84,16 +84,12 @@ class Blocks:
 
     def _split(self, x: Any) -> jax.Array:
         """Reshape to ``(..., row blocks, rows, column blocks, cols)``, padded with zeros."""
-        rows, cols = self._tail(x.shape)
+        rows, cols = (1, *x.shape)[-2:]
         matrix = x.reshape(*x.shape[:-2], rows, cols)
         margins = [(0, 0)] * (matrix.ndim - 2) + [(0, -rows % self.rows), (0, -cols % self.cols)]
         filled = jnp.pad(matrix, margins) if any(after for _, after in margins) else matrix
         row_blocks, column_blocks = -(-rows // self.rows), -(-cols // self.cols)
         return filled.reshape(*x.shape[:-2], row_blocks, self.rows, column_blocks, self.cols)
-
-    @staticmethod
-    def _tail(shape: tuple[int, ...]) -> tuple[int, int]:
-        return (1, shape[-1]) if len(shape) == 1 else (shape[-2], shape[-1])
 
 
 @jax.tree_util.register_dataclass
