@@ -18,12 +18,11 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.found.emit_level import Changes, Emitter
 from jaxamp.found.known_numbers import Given, KnownNumbers
 from jaxamp.found.levels import Atom, Level, Unit, made, new_value, numbers, open_into
 from jaxamp.found.region import Emission
-from jaxamp.jaxprs.nested import Loop, Wiring, called, loop, nested, wiring
+from jaxamp.jaxprs.nested import Loop, Wiring, called, loop, wiring
 
 
 class Pair(NamedTuple):
@@ -216,9 +215,6 @@ class Together:
         for i, forward in left["forwards"].items():
             self._emission(inner, i).forward = forward
         inner.handed |= zip(self.crossing.bindings, left["handed"], strict=True)
-        for unit in self.crossing.again:
-            with jax_compat.emitting(unit.eqn):
-                inner.bind(unit)
         for value in self.crossing.held:
             inner.env[value] = inner.holding(value)
 
@@ -284,7 +280,6 @@ class _Crossing(NamedTuple):
 
     inputs: list[int]  # invariants and slices of the first
     values: list[int]  # what it has computed
-    again: list[Unit]  # equations that depend on invariants alone, and are cheap
     held: list[int]  # values that regions make
     forwards: list[int]  # regions with their forward pass in the first, and results in the second
     bindings: list[Together]  # pairs that are in both bodies
@@ -312,14 +307,10 @@ def _crossing(joined: Joined, changes: Changes) -> _Crossing:
             forwards.append(i)
     parts = _wired(joined.pair.first).parts(joined.entries[0])
     _, fixed, carries, sliced = ({*numbers(part)} for part in parts)
-    steady = _steady(joined.units[0], fixed | joined.level.constants.keys())
-    again = _makers(reads & steady.keys(), steady)
-    inputs = reads.union(*(numbers(u.ins) for u in again))
     bindings = [b for b in changes.bindings.values() if isinstance(b, Together)]
     return _Crossing(
-        sorted(inputs & (fixed | sliced)),
-        sorted((reads & (first | carries)) - steady.keys()),
-        again,
+        sorted(reads & (fixed | sliced)),
+        sorted(reads & (first | carries)),
         held,
         forwards,
         [
@@ -338,30 +329,3 @@ def _reads(emitter: Emitter, units: Sequence[Unit]) -> Iterator[int]:
             yield from _reads(emitter, unit.inside or ())
         elif emitter.is_bound(unit) if is_call else unit in emitter.units:
             yield from numbers(unit.ins)
-
-
-def _steady(units: Sequence[Unit], fixed: set[int]) -> dict[int, Unit]:
-    """Return values that are cheap and the same in every iteration, with their makers."""
-    known, found = set(fixed), dict[int, Unit]()
-    for unit in units:
-        if unit.inside is not None:
-            inside = _steady(unit.inside, known)
-            known |= inside.keys()
-            found |= inside
-            continue
-        op = lookup(unit.eqn.primitive)
-        if op is None or op.kind is OpKind.COMPUTE or unit.eqn.effects or nested(unit.eqn):
-            continue
-        if known.issuperset(numbers(unit.ins)):
-            known |= made(unit)
-            found |= dict.fromkeys(made(unit), unit)
-    return found
-
-
-def _makers(values: set[int], makers: dict[int, Unit]) -> list[Unit]:
-    wanted, needed = list[Unit](), set(values)
-    for unit in reversed(dict.fromkeys(makers.values())):
-        if not needed.isdisjoint(numbers(unit.outs)):
-            wanted.append(unit)
-            needed.update(numbers(unit.ins))
-    return wanted[::-1]
