@@ -11,6 +11,7 @@ from collections.abc import Sequence, Set
 
 from jaxamp.core.formats import is_narrow
 from jaxamp.jaxprs.contracted import terms
+from jaxamp.plan.conditioning.squares import is_square
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, EQUALITIES, LONGEST_ROW, reduces_rows
 from jaxamp.plan.findings import Findings
@@ -215,19 +216,26 @@ def find_statistics(
     rows that read one array side by side, as those of a variance by the mean of squares: they share
     a kernel that writes nothing else. And where a vector scales the rows, as in most norms, its
     gradient adds up products over all rows, which no kernel does that has sums of each row: with
-    the sums saved, XLA does not store the products in float32 for it.
+    the sums saved, XLA does not store the products in float32 for it; those of squares alone, as
+    under a root mean square, it stores all the same, and for longer.
 
     See: ``python -m benchmarks.techniques --target h200 --only all saved-statistics``, JAX 0.10.2.
     """
     statistics = bytearray(len(graph.nodes))
     reductions = [n for n in graph.nodes if n.role is Role.REDUCE and fusible[n.index]]
     scaled = _find_scaled(graph, fusible, levels)
+    maker = {v: n for n in graph.nodes if reductions and fusible[n.index] for v in n.outs}
+
+    def is_of_squares(node: Node) -> bool:
+        made = maker.get(node.ins[0])
+        is_in_memory = bool(_read(graph, provenance, maker, levels, node))
+        return made is not None and is_square(made) and is_in_memory
+
     for node in reductions:
-        is_within = reduces_rows(graph, node, LONGEST_ROW)
-        statistics[node.index] = not is_within or union(scaled, node.outs)
+        is_scaled = union(scaled, node.outs) and not is_of_squares(node)
+        statistics[node.index] = is_scaled or not reduces_rows(graph, node, LONGEST_ROW)
     rows = [node for node in reductions if not statistics[node.index]]
     if len(rows) > 1:
-        maker = {v: n for n in graph.nodes if fusible[n.index] for v in n.outs}
         read = {node: _read(graph, provenance, maker, levels, node) for node in rows}
         # XLA merges equal reductions (common subexpressions).
         different = {(node.name, node.ins): parts for node, parts in read.items()}
