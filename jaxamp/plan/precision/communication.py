@@ -30,7 +30,7 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.lookups import find_looked_up, is_repeated_gather
 from jaxamp.plan.graph.consumers import descendants
-from jaxamp.plan.graph.graph import Frame, Graph, Link, Node
+from jaxamp.plan.graph.graph import Frame, Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.reader_precisions import ReaderPrecisions, forwarded, is_forwarded
 from jaxamp.policy.policy import PrecisionPolicy
@@ -61,7 +61,8 @@ def find_communication(
       choices: what was chosen for each node; left as it is.
     """
     graph = flow.graph
-    senders = {node for node in graph.nodes if _sends(graph, policy, node)}
+    moves = (node for node in graph.nodes if node.role is Role.MOVE)
+    senders = {node for node in moves if _sends(graph, policy, node)}
     if not senders:
         return {}
     wanted = ReaderPrecisions(graph, flow.uses, stored, choices, _FORWARDING)

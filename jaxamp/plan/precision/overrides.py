@@ -29,7 +29,7 @@ def find_forced(graph: Graph, policy: PrecisionPolicy) -> Forced:
     by_node: dict[Node, tuple[Precision, str]] = {}
     counts = [0] * len(policy.rules)
     kept = {scope: kept_precision(scope) for scope in {n.scope for n in graph.nodes}}
-    for node in graph.nodes:
+    for node in graph.nodes if policy.rules or any(kept.values()) else ():
         if node.role is Role.LINK or node.eqn is None:
             continue
         if (region := kept[node.scope]) is not None:
