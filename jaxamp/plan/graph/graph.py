@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jax.errors import InconclusiveDimensionOperation
@@ -24,40 +24,33 @@ from jaxamp.core.semantics import UNKNOWN
 from jaxamp.core.taxonomy import Op, OpKind, Trait
 
 
-class Role(str):
-    """Effect of a node on values, as far as precision is concerned.
+class Role:
+    """Effect of a node on values, as far as precision is concerned, in words.
 
-    A node is asked for it some 75 times. Not an `enum`, of which CPython 3.11 looks up a member in
-    72 ns, and the attribute of another class in 18.
+    Words and no `enum`: a node is asked for its role 75 times, and CPython 3.11 takes 72 ns to look
+    up a member of an enum, and 18 for these.
     """
 
-    __slots__ = ()
-    CONTRACT: ClassVar[Role]
-    REDUCE: ClassVar[Role]
-    ELEMENTWISE: ClassVar[Role]
-    MOVE: ClassVar[Role]
-    MERGE: ClassVar[Role]
-    CONVERT: ClassVar[Role]
-    FIXED: ClassVar[Role]  # reads and returns its original dtypes
-    LINK: ClassVar[Role]
+    CONTRACT = "contract"
+    REDUCE = "reduce"
+    ELEMENTWISE = "elementwise"
+    MOVE = "move"
+    MERGE = "merge"
+    CONVERT = "convert"
+    FIXED = "fixed"  # reads and returns its original dtypes
+    LINK = "link"
 
 
-class Link(str):
-    """Kind of a `LINK` node; no `enum`, as `Role` is none."""
+class Link:
+    """Kind of a `LINK` node, in words."""
 
-    __slots__ = ()
-    INVARIANT: ClassVar[Link]  # into a loop, the same in every iteration
-    SLICE: ClassVar[Link]  # into a loop, one slice per iteration
-    INIT: ClassVar[Link]  # into a carry
-    BACK: ClassVar[Link]  # from the end of an iteration to the next
-    RESULT: ClassVar[Link]  # out of a carry
-    STACK: ClassVar[Link]  # out of a loop, stacked
-    JOIN: ClassVar[Link]  # out of the branches of a cond
-
-
-for kind in (Role, Link):
-    for name in kind.__annotations__:
-        setattr(kind, name, kind(name.lower()))
+    INVARIANT = "invariant"  # into a loop, the same in every iteration
+    SLICE = "slice"  # into a loop, one slice per iteration
+    INIT = "init"  # into a carry
+    BACK = "back"  # from the end of an iteration to the next
+    RESULT = "result"  # out of a carry
+    STACK = "stack"  # out of a loop, stacked
+    JOIN = "join"  # out of the branches of a cond
 
 
 class Node:
@@ -88,13 +81,13 @@ class Node:
 
     def __init__(
         self,
-        role: Role,
+        role: str,
         ins: tuple[int, ...],
         outs: tuple[int, ...],
         eqn: Any = None,
         op: Op | None = None,
         scope: str = "",
-        link: Link | None = None,
+        link: str | None = None,
     ) -> None:
         self.role, self.ins, self.outs = role, ins, outs
         self.eqn, self.op, self.scope, self.link = eqn, op, scope, link
@@ -227,7 +220,7 @@ class Graph:
     whole: bytearray = field(default_factory=bytearray)
     nodes: list[Node] = field(default_factory=list)
     named: dict[str, list[Node]] = field(default_factory=dict)
-    links: set[Link] = field(default_factory=set)
+    links: set[str] = field(default_factory=set)
     moved_from: dict[int, int] = field(default_factory=dict)
     sources: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)

@@ -159,7 +159,7 @@ class _Unfolder:
         self.graph.add(Node(Role.FIXED, ins, outs, eqn, op, scope))
         return Nest(eqn, op, scope, ins, outs, tuple(frames), keeps_signature=True)
 
-    def _role(self, op: Op | None, ins: tuple[int, ...], outs: tuple[int, ...]) -> Role:
+    def _role(self, op: Op | None, ins: tuple[int, ...], outs: tuple[int, ...]) -> str:
         if op is None:
             return Role.FIXED
         if (
@@ -176,7 +176,7 @@ class _Unfolder:
                 return Role.ELEMENTWISE
         return role
 
-    def _link(self, link: Link, *ins: int, aval: Any = None) -> int:
+    def _link(self, link: str, *ins: int, aval: Any = None) -> int:
         out = self.graph.value(self.graph.avals[ins[0]] if aval is None else aval)
         self.graph.add(Node(Role.LINK, ins, (out,), link=link))
         # Of arrays on a mesh JAX 0.10.2 makes the 1 in `1 - gate` an operand of the loop.

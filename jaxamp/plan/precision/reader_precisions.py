@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from jaxamp.core.formats import Precision
 from jaxamp.plan.dataflow.uses import Uses
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.plan.precision.choose import Choice
 
 F32 = Precision.F32
@@ -15,12 +15,12 @@ Choices = Mapping[Node, Choice]
 Storage = Sequence[Precision | None]
 
 
-def is_forwarded(node: Node, choices: Choices, links: Collection[Link]) -> bool:
+def is_forwarded(node: Node, choices: Choices, links: Collection[str]) -> bool:
     """Return whether a node passes its operand on, by movement or one of some links."""
     return node.link in links or (node.role is Role.MOVE and choices[node].operand is None)
 
 
-def forwarded(node: Node, choices: Choices, links: Collection[Link]) -> Iterable[tuple[int, int]]:
+def forwarded(node: Node, choices: Choices, links: Collection[str]) -> Iterable[tuple[int, int]]:
     """Return pairs of an operand and the result that it becomes, by movement or some links."""
     if not is_forwarded(node, choices, links):
         return ()
@@ -44,7 +44,7 @@ class ReaderPrecisions:
         uses: Uses,
         stored: Storage,
         choices: Choices,
-        links: Collection[Link],
+        links: Collection[str],
     ) -> None:
         self.graph, self.uses, self.stored = graph, uses, stored
         self.choices, self.links = choices, links
