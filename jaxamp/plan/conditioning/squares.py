@@ -339,11 +339,11 @@ class Squares:
     def _scale(self, node: Node, out: int, arrays: frozenset[int]) -> Pairs:
         main = None if node.name in _KEPT and node.name not in _SIGNS else self.main(node)
         if main is not None and not is_square(node):
-            known, others = self.graph.constants, [v for v in node.ins if v != main]
+            known, (one, other) = self.graph.constants, node.ins[:1] + node.ins[-1:]
+            number = 0.0 if node.name in _SIGNS else known.get(one, known.get(other, 0.0))
             self.origins[out], self.is_sum[out] = self.origins[main], self.is_sum[main]
             self.whole[out] = self.whole[main]
-            changes = node.name == "neg" or any(known.get(v, 0.0) < 0 for v in others)
-            self.is_negative[out] = self.is_negative[main] ^ changes
+            self.is_negative[out] = self.is_negative[main] ^ (node.name == "neg" or number < 0)
         if node.name in _KEPT:
             # What is added to squares is as large as they are, before they are summed.
             known = () if node.name in _SUMS else self.graph.constants

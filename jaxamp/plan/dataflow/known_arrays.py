@@ -26,9 +26,11 @@ class KnownArrays:
         self._graph = graph
         self._arrays = dict(graph.captured)
         self._makers: dict[int, Node] = {}
+        parts = {v for v in graph.constants.keys() | graph.captured.keys() if self._is_part(v)}
         for node in graph.nodes:
-            if all(map(self._is_part, node.ins)) and _is_pure(node) and self._is_small(node.outs):
+            if parts.issuperset(node.ins) and _is_pure(node) and self._is_small(node.outs):
                 self._makers.update(dict.fromkeys(node.outs, node))
+                parts.update(node.outs)
 
     def __contains__(self, value: int) -> bool:
         return value in self._arrays or self.is_made(value)
@@ -52,13 +54,11 @@ class KnownArrays:
         return np.asarray(self._arrays[value])
 
     def _is_part(self, value: int) -> bool:
-        """Return whether a value is made of numbers written in the program, or is a vector."""
-        graph = self._graph
+        """Return whether a value is a literal, or a captured array that is no float matrix."""
+        graph, shape = self._graph, self._graph.avals[value].shape
         if value in graph.captured:
-            axes = [n for n in graph.avals[value].shape if n != 1]
-            return len(axes) < 2 or graph.kinds[value] != "f"
-        is_literal = value in graph.constants and not graph.avals[value].ndim
-        return value in self._makers or (is_literal and value not in graph.sources)
+            return sum(n != 1 for n in shape) < 2 or graph.kinds[value] != "f"
+        return not shape and value not in graph.sources
 
     def _is_small(self, values: Collection[int]) -> bool:
         sizes = (self._graph.sizes[v] for v in values)
