@@ -12,7 +12,7 @@ from jaxamp import amp
 from jaxamp.xla.primitives.split_sums import split_sums
 from tests.audit import equations
 
-IMAGES = jax.ShapeDtypeStruct((4, 32, 32, 64), jnp.float32)
+IMAGES = jax.ShapeDtypeStruct((4, 512, 4, 64), jnp.float32)
 
 
 def sums(fn: Callable[..., Any], *args: Any) -> int:
@@ -26,7 +26,7 @@ def sums(fn: Callable[..., Any], *args: Any) -> int:
 
 @pytest.mark.parametrize(
     ("axes", "found"),
-    [((1, 2), 2), ((1,), 2), ((1, 3), 2), ((2,), 2), ((3,), 0), ((0, 1, 2), 0), ((1, 2, 3), 0)],
+    [((1, 2), 2), ((1,), 2), ((1, 3), 2), ((2,), 0), ((3,), 0), ((0, 1, 2), 0), ((1, 2, 3), 0)],
 )
 def test_sums_between_kept_axes_are_split(axes: tuple[int, ...], found: int) -> None:
     assert sums(lambda x: x.sum(axes), IMAGES) == found
@@ -34,11 +34,11 @@ def test_sums_between_kept_axes_are_split(axes: tuple[int, ...], found: int) -> 
 
 @pytest.mark.parametrize("shape", [(4, 8, 8, 16), (1, 256, 32, 64), (4, 31, 512, 64)])
 def test_small_and_single_images_and_odd_axes_are_left(shape: tuple[int, ...]) -> None:
-    """What stays in a cache costs nothing, and one image's sums have the whole GPU."""
+    """What stays in a cache costs nothing, and XLA splits the sums of one image itself."""
     assert sums(lambda x: x.sum((1, 2)), jax.ShapeDtypeStruct(shape, jnp.float32)) == 0
 
 
-@pytest.mark.parametrize("axes", [(1, 2), (1, 3), (1,), (2,)])
+@pytest.mark.parametrize("axes", [(1, 2), (1, 3), (1,)])
 def test_numbers_are_the_same(axes: tuple[int, ...]) -> None:
     x = jax.random.normal(jax.random.key(0), IMAGES.shape)
     changed = split_sums(jax.make_jaxpr(lambda x: x.sum(axes))(x))
@@ -65,6 +65,6 @@ def modulated(x: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
 def test_gradients_of_a_modulation_are_added_up_in_parts_on_gpus(order: Any) -> None:
     args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 512, 256), (256, 256), (4, 256))]
     step = jax.jit(order(modulated)).trace(*args)
-    parts = "tensor<4x8x64x256xf32>"
+    parts = "tensor<4x2x256x256xf32>"
     assert parts in step.lower(lowering_platforms=("cuda",)).as_text()
     assert parts not in step.lower(lowering_platforms=("tpu",)).as_text()

@@ -144,7 +144,7 @@ SHOWN = {
 LOWERED = {
     Technique.RECOMPUTATION_BARRIERS: ("optimization_barrier", "large_softmax", "grad_of_amp"),
     Technique.ROW_BROADCASTS: ("tensor<512x64xf32>", "attention", "grad_of_amp"),
-    Technique.SPLIT_SUMS: ("tensor<4x8x64x128xf32>", "pooled", "grad_of_amp"),
+    Technique.SPLIT_SUMS: ("tensor<4x2x256x128xf32>", "pooled", "grad_of_amp"),
 }
 """The same for text that is lowered for a GPU."""
 

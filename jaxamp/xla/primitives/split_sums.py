@@ -26,8 +26,12 @@ from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import bind_nested, evaluate
 from jaxamp.xla.primitives.row_broadcasts import nested_bodies
 
-_PARTS = 8
-"""Parts of a sum at most: XLA:GPU fuses sums over 1,024 places in 8 parts, as in 32 (H200)."""
+_TERMS, _PARTS = 256, 32
+"""Terms of one part, and parts of a sum, at most.
+
+XLA:GPU fuses sums of up to 256 terms that lie apart, and from some thousand on it splits them
+itself (H200, JAX 0.10.2). Parts are arrays in memory: the fewer, the better.
+"""
 _LARGE = 2**18  # what is smaller stays in the GPU's second-level cache
 
 
@@ -70,7 +74,7 @@ def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     apart = lax.reshape(
         x, (*x.shape[:first], parts, x.shape[first] // parts, *x.shape[first + 1 :])
     )
-    run = [axis for place, axis in enumerate(axes) if axis == first + place]
+    run = _run(axes)
     summed = lax.optimization_barrier(jnp.sum(apart, tuple(axis + 1 for axis in run)))
     others = (axis - len(run) + 1 for axis in axes[len(run) :])
     return [jnp.sum(summed, (first, *others))]
@@ -88,4 +92,11 @@ def _parts(eqn: JaxprEqn) -> int:
     before, last = math.prod(shape[: axes[0]]), len(shape) - 1
     if before == 1 or axes == [last] or math.prod(shape) < _LARGE:
         return 1
-    return max(n for n in range(1, _PARTS + 1) if shape[axes[0]] % n == 0)
+    terms = math.prod(shape[axis] for axis in _run(axes))
+    found = (n for n in range(-(-terms // _TERMS), _PARTS + 1) if shape[axes[0]] % n == 0)
+    return next(found, 1)
+
+
+def _run(axes: Sequence[int]) -> list[int]:
+    """Return those of sorted axes that lie side by side from the first on."""
+    return [axis for place, axis in enumerate(axes) if axis == axes[0] + place]
