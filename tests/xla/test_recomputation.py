@@ -538,21 +538,22 @@ def by_differences(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @pytest.mark.parametrize(
-    ("statistics", "scale", "again"),
+    ("statistics", "scale", "tokens", "again"),
     [
-        (by_squares, 1.0, 0),
-        (by_differences, 1.0, 2),
-        (by_differences, np.ones(WIDTH, np.float32), 0),
-        (by_differences, np.ones((TOKENS, 1), np.float32), 2),
+        (by_squares, 1.0, TOKENS, 0),
+        (by_differences, 1.0, TOKENS, 2),
+        (by_differences, np.ones(WIDTH, np.float32), 8192, 0),
+        (by_differences, np.ones(WIDTH, np.float32), TOKENS, 2),
+        (by_differences, np.ones((8192, 1), np.float32), 8192, 2),
     ],
-    ids=["by squares", "by differences", "scaled", "of scaled rows"],
+    ids=["by squares", "by differences", "scaled", "few scaled", "of scaled rows"],
 )
 def test_folds_that_share_a_pass_are_kept(
-    args: Any, statistics: Any, scale: Any, again: int
+    args: Any, statistics: Any, scale: Any, tokens: int, again: int
 ) -> None:
     """Other folds of rows are computed again in the backward pass, where they cost nothing.
 
-    Under a vector along the rows they would: its gradient is a pass of its own.
+    Under a vector along many rows they would: its gradient is a pass of its own.
     """
 
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -561,7 +562,7 @@ def test_folds_that_share_a_pass_are_kept(
         normed = (hidden - mean) * jax.lax.rsqrt(variance + 1e-5) * scale
         return jnp.sum(normed @ w.T @ w)
 
-    w, x = args[0][0], args[1]
+    w, x = args[0][0], jnp.ones((tokens, WIDTH))
     jaxpr = jax.make_jaxpr(amp(jax.grad(loss), POLICY))(w, x).jaxpr
     plain = jax.make_jaxpr(jax.grad(loss))(w, x).jaxpr
     folds = [sum(e.primitive.name == "reduce_sum" for e in equations(j)) for j in (plain, jaxpr)]

@@ -262,11 +262,23 @@ def _find_scaled(graph: Graph, fusible: bytearray, levels: Sequence[int]) -> byt
 
 
 def _is_along_rows(graph: Graph, value: int, out: int) -> bool:
-    """Return whether a value is a smaller one that differs along a row, and is the same in many."""
+    """Return whether a value differs along a row and is the same in many, which XLA adds up fused.
+
+    Of one vector for all rows these are many; for the rows of each image `split_sums` sees to it.
+    """
     source = graph.origin(value)
     columns = graph.avals[source].shape[-1:]
+    least = _ROWS if columns == (graph.sizes[source],) else 1
     is_row = bool(columns) and columns == graph.avals[out].shape[-1:]
-    return is_row and is_smaller(graph.sizes[source], graph.sizes[out])
+    return is_row and is_smaller(least * graph.sizes[source], graph.sizes[out])
+
+
+_ROWS = 4096
+"""Rows that XLA:GPU adds up without fusing the sum, as one block of threads adds up each column.
+
+A transformer of 4,096 tokens moves 1 % more bytes with saved sums, a speech encoder of 8,192 moves
+1.5 % fewer (`python -m benchmarks.deviceless --target h200`, `grad(amp(f))`, JAX 0.10.2).
+"""
 
 
 def _read(
