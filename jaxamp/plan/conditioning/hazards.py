@@ -76,11 +76,7 @@ class Hazards:
                 return Constraint(
                     "quotient of a possibly small divisor: may overflow f16", Guard.RANGE
                 )
-        if (
-            union(graph.whole, outs)
-            and Guard.EXACT_INTEGER in guards
-            and any(is_inexact(graph, v, low) for v in outs)
-        ):
+        if Guard.EXACT_INTEGER in guards and any(is_inexact(graph, v, low) for v in outs):
             return Constraint(
                 f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER
             )

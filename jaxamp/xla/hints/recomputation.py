@@ -253,8 +253,7 @@ def _find_scaled(graph: Graph, fusible: bytearray, levels: Sequence[int]) -> byt
             continue
         out = node.outs[0]
         by_vector = [node.name == "mul" and _is_along_rows(graph, v, out) for v in node.ins]
-        is_any = scaled[out] or any(by_vector)
-        for place, value in enumerate(node.ins if is_any else ()):
+        for place, value in enumerate(node.ins if scaled[out] or any(by_vector) else ()):
             is_scaled = scaled[out] or any(by_vector[:place] + by_vector[place + 1 :])
             if is_scaled and levels[value] == levels[out]:
                 scaled[value] = 1

@@ -18,7 +18,6 @@ See: https://github.com/openxla/xla/issues/41605
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence, Set
 
 from jaxamp.core.formats import Precision, is_narrow
@@ -182,8 +181,6 @@ def _find_normalized(
             is_reduced = node.role in ARITHMETIC and union(reduced, node.ins)
         for value in node.outs if is_reduced else ():
             reduced[value] = stored[value] is Precision.F32
-    if not any(reduced):
-        return set()
     for node in reversed(graph.nodes):
         if node.role not in ARITHMETIC or not _passes_cotangents(graph, provenance, node):
             continue
@@ -192,7 +189,7 @@ def _find_normalized(
             if is_costly or read[value]:
                 costly[value] = stored[value] is Precision.F32
             read[value] = 1
-    return {v for v in itertools.compress(range(len(graph.avals)), reduced) if costly[v]}
+    return {v for v in range(len(graph.avals)) if reduced[v] and costly[v]}
 
 
 def _passes_cotangents(graph: Graph, provenance: Provenance, node: Node) -> bool:
