@@ -34,7 +34,7 @@ def call(context: RuleContext, *operands: Any) -> Sequence[Any]:
 def checkpoint(context: RuleContext, *operands: Any) -> Sequence[Any]:
     """Rewrite a checkpoint, with the same policy; its residuals are values as they are stored."""
     given = context.eqn.params
-    changes = {"policy": _show_originals(given["policy"])}
+    changes: dict[str, Any] = {"policy": _show_originals(given["policy"])}
     if context.decision.plan.hints.lone:
         changes["prevent_cse"] = False
     return bind_nested(context.eqn, operands, rewritten_bodies(context), **changes)
