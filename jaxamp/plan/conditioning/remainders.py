@@ -10,6 +10,7 @@ Two products of one array are as alike, such as means or selected rows.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -81,14 +82,28 @@ def _is_residual(squares: Squares, value: int, of: int) -> bool:
 
 
 def _alike(squares: Squares, known: KnownArrays, one: int, other: int) -> Sequence[Node]:
-    """Return two products of one array, or one by known numbers of which parts are subtracted."""
+    """Return two products of one array by masks, by known numbers or by arrays made of each other.
+
+    Or one by known numbers, of which parts are subtracted.
+    """
     nodes = [n for v in (one, other) if (n := squares.makers.get(v)) and multiplies(n)]
     by_known = [any(map(known.is_made, n.ins)) for n in nodes]
-    if one == other:
-        return nodes[:1] if any(by_known) else ()
+    if one == other or len(nodes) < 2:
+        return nodes[:1] if one == other and any(by_known) else ()
     arrays = squares.origins if all(by_known) else squares.whole
-    read = [{arrays[v] for v in n.ins} for n in nodes]
-    return nodes if len(nodes) > 1 and not read[0].isdisjoint(read[1]) else ()
+    for first, second in itertools.product(*((n.ins[:2], n.ins[1::-1]) for n in nodes)):
+        if arrays[first[1]] == arrays[second[1]]:
+            pair = squares.origins[first[0]], squares.origins[second[0]]
+            of_numbers = all(by_known) or all(map(squares.is_mask, pair))
+            if of_numbers or _are_of_one(squares, *pair):
+                return nodes
+    return ()
+
+
+def _are_of_one(squares: Squares, one: int, other: int) -> bool:
+    """Return whether sums and products make one array of the other."""
+    pairs = (one, other), (other, one)
+    return one == other or any(squares.is_linear(v, (of,), sums=True) for v, of in pairs)
 
 
 def _orthogonal(graph: Graph, squares: Squares, known: KnownArrays) -> Iterator[Node]:

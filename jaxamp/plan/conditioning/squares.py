@@ -368,13 +368,14 @@ class Squares:
         if node.name == "mul" and self._is_outer(node, node.outs[0]):
             return None
         known = self.graph.constants
-        read = [v for v in chosen(node) if v not in known and not self._is_mask(v)]
+        read = [v for v in chosen(node) if v not in known and not self.is_mask(v)]
         for value in read:
             if all(self._is_smaller(v, value) for v in read if v != value):
                 return value if node.name != "div" or value == node.ins[0] else None
         return None
 
-    def _is_mask(self, value: int) -> bool:
+    def is_mask(self, value: int) -> bool:
+        """Return whether a value is a boolean array made a number."""
         node = self.makers.get(self.origins[value])
         if node is None or node.role is not Role.CONVERT:
             return False
