@@ -202,8 +202,9 @@ class Squares:
         """Yield the nodes that move and scale a value's array, last first, and what each reads."""
         while value != self.origins[value]:
             node = self.makers[value]
-            sources = (v for v in node.ins if self.origins[v] == self.origins[value])
-            if (source := next(sources, None)) is None:  # it comes round a loop
+            made = (v for v in node.ins if v < value)  # others come round a loop
+            source = next((v for v in made if self.origins[v] == self.origins[value]), None)
+            if source is None:
                 return
             yield node, source
             value = source
