@@ -61,6 +61,10 @@ class Request:
             fn = jax.value_and_grad(fn, has_aux=options.aux)
         return cls(fn, policy, args, kwargs, others)
 
+    def ask(self, question: Callable[..., Any]) -> Any:
+        """Return the answer to a question about the call."""
+        return question(*self.args, **self.kwargs)
+
     def blame(self, error: Exception) -> str:
         """Return what was given for each argument, where an error is about its structure."""
         if not isinstance(error, KeyError | AttributeError | IndexError | TypeError | ValueError):
@@ -170,8 +174,8 @@ def _command(about: str, example: str, options: Options) -> Callable[[Ask], Ask]
     },
 )
 def _report(request: Request, options: argparse.Namespace) -> Any:
-    asked = report(request.fn, request.policy, target=options.target, everything=options.all)
-    return asked(*request.args, **request.kwargs)
+    found = report(request.fn, request.policy, target=options.target, everything=options.all)
+    return request.ask(found)
 
 
 @_command(
@@ -183,8 +187,8 @@ def _report(request: Request, options: argparse.Namespace) -> Any:
     },
 )
 def _explain(request: Request, options: argparse.Namespace) -> Any:
-    asked = explain(request.fn, request.policy, where=options.where, everything=options.all)
-    return asked(*request.args, **request.kwargs)
+    where, everything = options.where, options.all
+    return request.ask(explain(request.fn, request.policy, where=where, everything=everything))
 
 
 @_command(
@@ -198,7 +202,7 @@ def _explain(request: Request, options: argparse.Namespace) -> Any:
     },
 )  # fmt: skip
 def _diff(request: Request, options: argparse.Namespace) -> Any:
-    return diff(request.policy, *request.others)(request.fn)(*request.args, **request.kwargs)
+    return request.ask(diff(request.policy, *request.others)(request.fn))
 
 
 @_command(
@@ -263,5 +267,4 @@ def _tune(request: Request, options: argparse.Namespace) -> Any:
     },
 )  # fmt: skip
 def _estimate(request: Request, options: argparse.Namespace) -> Any:
-    asked = estimate(request.fn, request.policy, options.target, others=request.others)
-    return asked(*request.args, **request.kwargs)
+    return request.ask(estimate(request.fn, request.policy, options.target, others=request.others))

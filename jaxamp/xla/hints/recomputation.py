@@ -212,12 +212,12 @@ def find_statistics(
 
     XLA fuses a reduction of rows with its readers: a softmax is one kernel, and recomputing its
     sums costs nothing. A reduction of other axes, or of rows too long for that, is a kernel by
-    itself. So are two reductions of
-    rows that read one array side by side, as those of a variance by the mean of squares: they share
-    a kernel that writes nothing else. And where a vector scales the rows, as in most norms, its
-    gradient adds up products over all rows, which no kernel does that has sums of each row: with
-    the sums saved, XLA does not store the products in float32 for it; those of squares alone, as
-    under a root mean square, it stores all the same, and for longer.
+    itself. So are two reductions of rows that read one array side by side, as those of a variance
+    by the mean of squares: they share a kernel that writes nothing else.
+
+    And where a vector scales the rows, as in most norms, its gradient adds up products over all
+    rows, which no kernel does that has sums of each row: with the sums saved, XLA does not store
+    the products in float32. Under a root mean square it stores them all the same, and for longer.
 
     See: ``python -m benchmarks.techniques --target h200 --only all saved-statistics``, JAX 0.10.2.
     """
