@@ -7,7 +7,6 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp.jaxprs.row_lookups import gathers_one_of_each_row, scatters_one_to_each_row
 from jaxamp.plan import CotangentRounding, Fusion
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite.emitter import Emitter
@@ -24,6 +23,7 @@ from jaxamp.xla.primitives.rounding_barrier import (
     sum_with_rounded_cotangent,
     unbarriered,
 )
+from jaxamp.xla.row_lookups import gathers_one_of_each_row, scatters_one_to_each_row
 
 
 class SteeringEmitter(Emitter):
