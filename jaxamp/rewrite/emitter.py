@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import features, jax_compat
 from jaxamp.plan import CotangentRounding, Fusion
@@ -26,6 +26,15 @@ class Emitter:
     def residual(self, value: Any) -> Any:
         """Return a value that a fused group saves for its backward pass."""
         return value
+
+    def rule(self, closed: ClosedJaxpr, *, saves: bool) -> ClosedJaxpr:
+        """Return a derivative rule in the form in which it is emitted.
+
+        Args:
+          closed: the rule.
+          saves: whether the function that it belongs to marks residuals.
+        """
+        return closed
 
     def summand(self, value: Any) -> Any:
         """Return what a sum reads of a value that was rounded before, f32[...]."""

@@ -19,7 +19,6 @@ from jaxamp.core import features
 from jaxamp.core.keep_precision import region_around
 from jaxamp.errors import OutputError, article
 from jaxamp.jaxprs.hashing import share_rules
-from jaxamp.jaxprs.relu_masks import compare_relu_results
 from jaxamp.trace.arguments import Signature, Static
 from jaxamp.trace.contents import UNFINISHED, atom, has_value, is_array, is_known_apart, reachable
 
@@ -70,7 +69,7 @@ def trace(
     for work in features.works():
         if is_named and work.name:
             jaxpr = work.name(jaxpr)
-    return compare_relu_results(share_rules(jaxpr)), outputs
+    return share_rules(jaxpr), outputs
 
 
 def run(signature: Signature, arrays: Sequence[Any]) -> tuple[list[Any], Static]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr
+
 from jaxamp.core.enum_words import chosen
-from jaxamp.core.features import Feature, PolicyField, Work
+from jaxamp.core.features import Feature, PolicyField, Replaced, Work
 from jaxamp.xla.hints.techniques import ALL_TECHNIQUES, Technique
 
 
@@ -15,9 +17,13 @@ def _read(given: Any, present: Any) -> frozenset[Technique]:
 
 def _work() -> Work:
     from jaxamp.xla.hints.steer import steer
+    from jaxamp.xla.relu_masks import compare_relu_results
     from jaxamp.xla.steering_emitter import SteeringEmitter
 
-    return Work(steer=steer, emitter=SteeringEmitter)
+    def masks(closed: ClosedJaxpr, policy: Any) -> Replaced:
+        return Replaced(compare_relu_results(closed))
+
+    return Work(replace=(masks,), steer=steer, emitter=SteeringEmitter)
 
 
 FEATURE = Feature(

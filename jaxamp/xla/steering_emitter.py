@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.plan import CotangentRounding, Fusion
 from jaxamp.policy.policy import PrecisionPolicy
@@ -23,6 +23,7 @@ from jaxamp.xla.primitives.rounding_barrier import (
     sum_with_rounded_cotangent,
     unbarriered,
 )
+from jaxamp.xla.relu_masks import compare_relu_results
 from jaxamp.xla.row_lookups import gathers_one_of_each_row, scatters_one_to_each_row
 
 
@@ -46,6 +47,10 @@ class SteeringEmitter(Emitter):
     def residual(self, value: Any) -> Any:
         """Mark a residual of a fused group."""
         return mark_residual(value)
+
+    def rule(self, closed: ClosedJaxpr, *, saves: bool) -> ClosedJaxpr:
+        """Compare the results of ReLUs, which are saved, rather than their operands."""
+        return compare_relu_results(closed) if saves else closed
 
     def summand(self, value: Any) -> Any:
         """Read a summand from before its barrier."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.jaxprs.relu_masks import SIGNS
 from jaxamp.plan.dataflow.lookups import is_repeated_gather
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
@@ -24,6 +23,7 @@ _FUSED_MERGES = ("pad",)  # the cotangent of a slice, added to others in one ker
 _KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
 COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)  # too costly to be computed twice
 EQUALITIES = ("eq", "ne")
+SIGNS = ("gt", "le")  # comparisons with zero that are equal for `x` and `max(x, 0)`
 _LOGIC = ("and", "or", "xor", "not")
 _NEVER = 1 << 60  # deeper than any value
 

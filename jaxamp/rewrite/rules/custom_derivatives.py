@@ -22,7 +22,6 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.jaxprs.nested import called
-from jaxamp.jaxprs.relu_masks import compare_relu_results
 from jaxamp.plan import JaxprPlan, make_plan
 from jaxamp.plan.dataflow.repeated_decisions import shape_of
 from jaxamp.rewrite.interpreter import interpret, interpret_whole
@@ -62,9 +61,8 @@ def _run_jvp(
     """Trace the rule for the tangents that are no symbolic zeros, then run it."""
     zeros = [jax_compat.is_symbolic_zero(t) for t in tangents]
     jaxpr, captured, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
-    closed = ClosedJaxpr(jaxpr, captured)
-    if any(any(inner.plan.hints.residuals) for inner in plan.walk()):
-        closed = compare_relu_results(closed)
+    saves = any(any(inner.plan.hints.residuals) for inner in plan.walk())
+    closed = rewrite.emitter.rule(ClosedJaxpr(jaxpr, captured), saves=saves)
     given = [t for t, is_zero in zip(tangents, zeros, strict=True) if not is_zero]
     made = [p for p, is_zero in zip(plan.outputs, out_zeros, strict=True) if not is_zero]
     wanted = [*plan.outputs, *made]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxamp import PrecisionPolicy, amp
-from jaxamp.jaxprs.relu_masks import compare_relu_results
+from jaxamp.xla.relu_masks import compare_relu_results
 from tests.audit import equations
 
 BF16 = PrecisionPolicy.AUTO_MIXED_BF16

@@ -15,8 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.nested import called, changed_inside
-
-SIGNS = ("gt", "le")  # comparisons with zero that are equal for `x` and `max(x, 0)`
+from jaxamp.plan.dataflow.regions import SIGNS
 
 
 def compare_relu_results(closed: ClosedJaxpr) -> ClosedJaxpr:
