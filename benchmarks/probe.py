@@ -10,6 +10,7 @@ rules.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from rich.progress import track
 from rich.table import Table
 
 from jaxamp import amp, plan_of
-from jaxamp.numerics.nonfinite import Program
+from jaxamp.inspect.blocks import blocks_of
+from jaxamp.numerics.shadow import run_beside
 from jaxamp.training import debug_step, explain_nonfinite
 
 WIDTH, LAYERS, BATCH, LENGTH = 256, 2, 8, 128
@@ -82,13 +84,12 @@ def cost() -> int:
     plain = jax.jit(lambda *a: jax.tree.leaves(step(*_tree(a, args)))).lower(*_flat(args)).compile()
     for policy in ("auto_mixed_bf16", "auto_mixed"):
         plan = plan_of(step, policy)(*args)
-        count = len(plan.jaxpr.jaxpr.invars), len(plan.jaxpr.jaxpr.outvars)
-        program = Program.of(plan.jaxpr, plan, [""] * count[0], [""] * count[1])
-        probed = jax.jit(program.measured).lower(*_flat(args)).compile()
+        operations = list(blocks_of(plan.jaxpr, plan.body).walk())
+        probed = jax.jit(functools.partial(run_beside, plan)).lower(*_flat(args)).compile()
         times = _in_turns([plain, probed], _flat(args))
         memory = [_memory(compiled) / 2**20 for compiled in (plain, probed)]
         table.add_row(
-            policy, str(len(list(program.block.walk()))), *(f"{1e3 * t:.0f}" for t in times),
+            policy, str(len(operations)), *(f"{1e3 * t:.0f}" for t in times),
             f"{times[1] / times[0]:.2f}", *(f"{m:.0f}" for m in memory),
             f"{memory[1] / memory[0]:.2f}",
         )  # fmt: skip

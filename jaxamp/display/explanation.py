@@ -11,20 +11,14 @@ from jaxamp.display.lines import MOST, Line, Part, near_file
 from jaxamp.display.summary import COLORS
 from jaxamp.inspect.explain import Explanation, Note
 from jaxamp.inspect.operation import grouped
+from jaxamp.jaxprs.call_sites import tree_of
 
 Span = tuple[int, int, str]
 """First line, last line and name of a function."""
 
 
-def _functions(file: str) -> list[Span]:
-    """Return every function of a file."""
-    try:
-        return list(_named(ast.parse("".join(linecache.getlines(file))), ""))
-    except SyntaxError:  # a notebook cell may hold what Python alone does not read
-        return []
-
-
-def _named(tree: ast.AST, around: str) -> Iterator[Span]:
+def _functions(tree: ast.AST, around: str = "") -> Iterator[Span]:
+    """Yield every function of a file."""
     for node in ast.iter_child_nodes(tree):
         inside = around
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -32,7 +26,7 @@ def _named(tree: ast.AST, around: str) -> Iterator[Span]:
             if not isinstance(node, ast.ClassDef):
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
                 yield first, node.end_lineno or node.lineno, around + node.name
-        yield from _named(node, inside)
+        yield from _functions(node, inside)
 
 
 _GLOSSARY = "Reasons and [guards] in full sentences: docs/explanation/glossary.md, guards.md."
@@ -96,7 +90,7 @@ def _of_file(file: str, by_line: dict[int, list[Note]], whole: bool) -> Iterator
 
     Code without source, typed in or made by ``exec``, has the notes alone.
     """
-    spans, has_source = _functions(file), bool(linecache.getlines(file))
+    spans, has_source = list(_functions(tree_of(file))), bool(linecache.getlines(file))
 
     def around(number: int) -> Span | None:
         return min((s for s in spans if s[0] <= number <= s[1]), default=None)

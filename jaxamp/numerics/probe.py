@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -13,11 +15,15 @@ import numpy as np
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.errors import InspectionError
+from jaxamp.inspect.blocks import blocks_of
 from jaxamp.inspect.half_range import too_large_for_f16
 from jaxamp.numerics.nested_interpreter import is_inexact
-from jaxamp.numerics.nonfinite import Program, find_nonfinite
+from jaxamp.numerics.nonfinite import find_nonfinite, makes
 from jaxamp.numerics.probe_report import ProbeReport, operations_of
+from jaxamp.numerics.shadow import run_beside
 from jaxamp.numerics.statistics import peak_of
+from jaxamp.plan import Plan
+from jaxamp.rewrite import run_plan
 from jaxamp.run.amp import amp, inspected, parts_of, static_parameters, without_jit
 from jaxamp.run.emit import Result, plan_call
 from jaxamp.run.runner import Runner
@@ -70,14 +76,16 @@ def probe(
             if any(isinstance(array, jax.ShapeDtypeStruct) for array in call.arrays):
                 raise InspectionError("probe runs the program: give it arrays rather than shapes.")
             measured = prober.form(call)(*call.arrays)
-            program, (results, sums, peaks) = measured.outputs(), measured.arrays
-            is_finite = np.isfinite(jax.device_get(results)).all()
-            # Where a result is not finite the program is run again, to say why.
-            first = None if is_finite else find_nonfinite(program, call.arrays)
-        named = (program.inputs, call.arrays) if Precision.F16 in amped.policy.low else ((), ())
+            traced, (results, sums, peaks) = measured.outputs(), measured.arrays
+            first, plan = None, traced.plan
+            if not np.isfinite(jax.device_get(results)).all():  # run again, to say why
+                emitted = jax.make_jaxpr(functools.partial(run_plan, plan.jaxpr, plan))
+                closed = emitted(*call.arrays)
+                first = find_nonfinite(closed, call.arrays, traced.inputs, traced.outputs)
+        named = (traced.inputs, call.arrays) if Precision.F16 in amped.policy.low else ((), ())
         return ProbeReport(
             policy=str(amped.policy),
-            operations=operations_of(program.block.walk(), sums, peaks),
+            operations=operations_of(blocks_of(plan.jaxpr, plan.body).walk(), sums, peaks),
             first=first,
             too_large=too_large_for_f16(*named),
         )
@@ -93,30 +101,36 @@ def differentiated(fn: Any, by: Callable[..., Any] = jax.value_and_grad) -> Any:
     return amp(by(plain), settings.policy, strict=settings.strict)
 
 
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """The plan of a call, with the names of its arguments and results."""
+
+    plan: Plan
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+
+
 class _Prober(Runner):
     """A Runner whose forms return largest magnitudes of the results, and the two tables.
 
-    The rest of what they return is a reference to the program measured, weak for the sake of JAX's
+    The rest of what they return is a reference to what was traced, weak for the sake of JAX's
     caches, which outlive it.
     """
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         super().__init__(function, settings)
-        self._programs: list[Program] = []  # one for each trace
+        self._traced: list[_Traced] = []
 
     def compile(self, signature: Signature) -> Callable[..., Any]:
-        settings, programs = self.settings, self._programs
+        settings, all_traced = self.settings, self._traced
 
         def measure(*arrays: Any) -> Result:
             plan, outputs = plan_call(signature, arrays, settings)
-            program = Program.of(plan.jaxpr, plan, signature.names(), outputs.paths())
-            outs, ledger = program.measured(*arrays)
-            peaks = [
-                peak_of(out)
-                for out, var in zip(outs, program.results, strict=True)
-                if var is not None and is_inexact(var.aval)
-            ]
-            programs.append(program)
-            return Result((peaks, *ledger), ref(program))
+            traced = _Traced(plan, signature.names(), outputs.paths())
+            outs, ledger = run_beside(plan, *arrays)
+            made = itertools.compress(outs, makes(plan.jaxpr.jaxpr))
+            peaks = [peak_of(out) for out in made if is_inexact(jax.typeof(out))]
+            all_traced.append(traced)
+            return Result((peaks, *ledger), ref(traced))
 
         return jax.jit(measure)

@@ -11,10 +11,10 @@ from jax.extend.core import JaxprEqn
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait, op_of
-from jaxamp.inspect.blocks import Block
+from jaxamp.inspect.blocks import Block, blocks_of
 from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_inexact, literal, run_live
 from jaxamp.numerics.statistics import Ledger, joined, measured
-from jaxamp.plan import Decision, OperandRead
+from jaxamp.plan import Decision, OperandRead, Plan
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.interpreter import emit
 from jaxamp.rewrite.registry import RewriteContext, RuleContext
@@ -25,6 +25,15 @@ _ELEMENT_PRESERVING = frozenset(
     ("broadcast_in_dim", "copy", "name", "neg", "reshape", "rev", "squeeze", "stop_gradient")
 ) | {"transpose", "rounding_barrier", "optimization_barrier", "sharding_constraint"}
 _FOREIGN = frozenset({Trait.CALLBACK, Trait.STATE, Trait.TOKEN})
+
+
+def run_beside(plan: Plan, *args: Any) -> tuple[list[Any], Ledger]:
+    """Run a program as planned beside the original; return its results and the table."""
+    block = blocks_of(plan.jaxpr, plan.body)
+    ledger = Ledger.empty(sum(1 for _ in block.walk()))
+    shadowing = Shadowing(RewriteContext(plan.policy, plan.repeated))
+    outs, ledger = shadowing.run(block, list(map(Value, args)), ledger)
+    return [value.low for value in outs], ledger
 
 
 class Shadowing(Interpreter):

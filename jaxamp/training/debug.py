@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxamp.core import jax_compat
@@ -15,12 +14,13 @@ from jaxamp.core.formats import Precision
 from jaxamp.errors import InspectionError
 from jaxamp.inspect.displayable import Data
 from jaxamp.inspect.half_range import too_large_for_f16
-from jaxamp.numerics.nonfinite import Nonfinite, Program, find_nonfinite
+from jaxamp.numerics.nonfinite import Nonfinite, find_nonfinite
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule
 from jaxamp.run.amp import parts_of, without_jit
 from jaxamp.run.settings import overriding
 from jaxamp.trace.arguments import AS_ARGUMENT, Layout, Signature, split
+from jaxamp.trace.trace import trace
 from jaxamp.training.loss_scale import scales_at_one
 
 _MOST_RULES = 8
@@ -239,16 +239,9 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
                 "that is transformed."
             )
         given, signature = _as_traced(fun, args, kwargs)
-        outputs: Any = None
-
-        def flat(*arrays: Any) -> list[Any]:
-            nonlocal outputs
-            results, outputs = split(signature.call(arrays))
-            return results
-
-        jaxpr = jax.make_jaxpr(flat)(*given)
-        program = Program.of(jaxpr, None, signature.names(), outputs.paths())
-        return find_nonfinite(program, [jnp.asarray(array) for array in given])
+        jaxpr, outputs = trace(signature, given, is_named=False)
+        arrays = [jnp.asarray(array) for array in given]
+        return find_nonfinite(jaxpr, arrays, signature.names(), outputs.paths())
 
     return explain
 

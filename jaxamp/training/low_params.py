@@ -6,7 +6,7 @@ given back later (Kahan); or parameters are rounded up or down by chance, right 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -72,13 +72,15 @@ def with_master_weights(optimizer: Any) -> optax.GradientTransformationExtraArgs
     ) -> tuple[Any, MasterWeightsState]:
         wide = None if params is None else state.master
         updates, moved = _moved(inner, "with_master_weights", updates, state, wide, extra)
-        master = _map_params(lambda m, u: m + u, state.master, updates)
-        updates = _map_params(
-            lambda p, m: _step_to(nearest(m, jnp.asarray(p).dtype), p), params, master
-        )
+        master = map_floats(operator.add, state.master, updates)
+        updates = jax.tree.map(_step_to_master, params, master, updates)
         return updates, MasterWeightsState(master, moved)
 
     return transformation(init, update)
+
+
+def _step_to_master(param: Any, master: Any, update: Any) -> Any:
+    return _step_to(nearest(master, jnp.asarray(param).dtype), param) if is_float(param) else update
 
 
 class KahanState(NamedTuple):
@@ -295,11 +297,3 @@ def _step_to(target: jax.Array, param: Any) -> jax.Array:
     factor of more than 2¹⁵ at once.
     """
     return target - widen(param)
-
-
-def _map_params(fn: Callable[..., Any], params: Any, *trees: Any) -> Any:
-    """Apply `fn` to every floating parameter and what the trees have for it, in float32 only.
-
-    Parameters that are not floats give what the first tree has for them.
-    """
-    return jax.tree.map(lambda p, *rest: fn(p, *rest) if is_float(p) else rest[0], params, *trees)

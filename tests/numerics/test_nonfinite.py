@@ -13,6 +13,7 @@ import jaxamp
 from jaxamp import training
 from jaxamp.numerics.blame import INFINITY, NAN
 from jaxamp.training import Nonfinite, StaticLossScale, explain_nonfinite
+from tests.inspect.planted import FAULTS
 
 
 def found(fun: Any, *args: Any) -> Nonfinite:
@@ -96,6 +97,18 @@ def test_a_barrier_hands_on_each_of_its_operands():
 
     result = found(fun, jnp.float32(1e3))
     assert (result.primitive, result.largest) == ("exp", 1000.0)
+
+
+def test_a_cast_is_part_of_its_operation():
+    """What a cast for an operation, or of its result, makes infinite is the operation's."""
+    name = "backward_overflow_in_layer_7_of_12"
+    (planted,) = (fault for fault in FAULTS if fault.name == name)
+    result = found(jaxamp.amp(planted.fn, "mixed_f16"), *planted.args)
+    assert (result.primitive, result.dtype, result.largest) == ("mul", "float16", 1e6)
+    fn, x = lambda x: jnp.exp(x) @ x, jnp.full((2, 2), 12.0)
+    result = found(jaxamp.amp(fn, "mixed_f16"), x)
+    assert (result.primitive, result.dtype) == ("dot_general", "float16")
+    assert result == jaxamp.probe(fn, "mixed_f16")(x).first
 
 
 def scanned(x):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import jax
@@ -14,7 +15,7 @@ from jaxamp import probe
 from jaxamp.compiled.deviceless import ENVIRONMENTS, compile_all, exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.compiled.traffic import measure as traffic_of
-from jaxamp.numerics.nonfinite import Program
+from jaxamp.numerics.shadow import run_beside
 from tests.inspect.planted import FAULTS, MARK, Fault
 
 # One of each kind; `python -m benchmarks.probe faults` goes through all.
@@ -233,11 +234,7 @@ def compiled(*calls):
 
 def measured(fn, policy, args):
     """The pass that ``probe`` compiles."""
-    plan = jaxamp.plan_of(fn, policy)(*args)
-    closed = plan.jaxpr.jaxpr
-    return Program.of(
-        plan.jaxpr, plan, [""] * len(closed.invars), [""] * len(closed.outvars)
-    ).measured
+    return functools.partial(run_beside, jaxamp.plan_of(fn, policy)(*args))
 
 
 def reads_narrow(module, op):
