@@ -51,8 +51,6 @@ def roofline(module: Module, target: Target) -> Roofline:
 
 
 def rate_of(target: Target, dot: Contraction) -> float:
-    """Return the published FLOPs per second of a dot, by the next wider format that there is."""
+    """Return the published FLOPs per second of a dot."""
     word = WORDS.get(dot.operands[0], dot.operands[0])
-    family, _, _ = word.partition("_")
-    name = family if family in target.rates else "bf16"
-    return target.rates[name] / (target.highest if name == "f32" and dot.highest else 1.0)
+    return target.rate(word) / (target.highest if word == "f32" and dot.highest else 1.0)

@@ -65,6 +65,11 @@ class Target:
         """JAX's name of its platform."""
         return "cuda" if self.gpu else "tpu"
 
+    def rate(self, word: str) -> float:
+        """Return the FLOPs per second of products in a format, or in the next wider one."""
+        family, _, _ = word.partition("_")
+        return self.rates.get(family, self.rates["bf16"])
+
     def described(self) -> AbstractContextManager[None]:
         """Lower programs for this chip: with the kernels that it takes."""
         if self.gpu is None:

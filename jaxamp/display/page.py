@@ -92,7 +92,7 @@ def _bars(
     ]
 
 
-_PAGES = Path(__file__).parent / "pages"
+PAGES = Path(__file__).parent / "pages"
 _LOW = ("bf16", "f16", "f8")
 _FRAME = (
     '<iframe srcdoc="{page}" style="width: 100%; height: 48em; border: 1px solid #8886" '
@@ -110,7 +110,7 @@ def report_page(report: Report) -> str:
         for key, group in grouped(rows, _module_key).items()
     }
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_PAGES),
+        loader=jinja2.FileSystemLoader(PAGES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

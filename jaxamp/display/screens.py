@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxamp.display.explanation import explanation_lines
 from jaxamp.display.lines import cut, plain
-from jaxamp.display.page import in_frame, report_page
+from jaxamp.display.page import PAGES, in_frame, report_page
 from jaxamp.display.summary import report_lines
 from jaxamp.errors import InspectionError
 from jaxamp.inspect.diff import Difference
@@ -23,20 +23,6 @@ from jaxamp.tools.estimate import Estimate
 from jaxamp.tools.tune import Tuning
 
 _WIDTH, _PROBE_WIDTH = 120, 140  # columns of text and pages; a probe has more of them
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>jaxamp</title>
-</head>
-<body>
-<pre style="line-height: 1.2">{code}</pre>
-</body>
-</html>
-"""
 _FRAGMENT = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
 
 
@@ -87,7 +73,7 @@ def page(value: Any) -> str:
     """Return one self-contained HTML page."""
     if isinstance(value, Report):
         return needed("jinja2") and report_page(value)
-    return _html(value, _PAGE)
+    return _html(value, (PAGES / "screen.html").read_text())
 
 
 def notebook(value: Any) -> str:

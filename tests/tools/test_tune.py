@@ -12,6 +12,7 @@ import pytest
 import jaxamp
 from jaxamp import PrecisionPolicy
 from jaxamp.tools.tune import tune
+from jaxamp.tools.tune.problem import Problem
 from jaxamp.tools.tune.search import Search, cheapest
 from jaxamp.tools.tune.sensitivity import predicted
 
@@ -52,6 +53,16 @@ def test_the_fragile_part_stays_in_f32(tuned):
     assert np.linalg.norm(result - exact) <= tuned.budget * np.linalg.norm(exact)
     plain = np.asarray(jaxamp.amp(fragile)(*fresh))
     assert np.linalg.norm(plain - exact) > 10 * tuned.budget * np.linalg.norm(exact)
+
+
+def test_products_of_8_bits_take_half_the_time_of_16():
+    """What quantizing a large product saves is priced by the rate of its format."""
+    x = jnp.ones((2048, 2048))
+    of_16, of_8 = (
+        Problem.of(jnp.dot, policy, (x, x), None).gains().sum()
+        for policy in ("mixed_bf16", "fp8_current")
+    )
+    assert of_8 > 1.2 * of_16
 
 
 def test_a_part_beyond_the_format_spoils_no_other():

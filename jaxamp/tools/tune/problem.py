@@ -136,6 +136,5 @@ class Problem:
 
 
 def _seconds(op: Operation) -> float:
-    rate = _TARGET.rates.get(op.arithmetic, _TARGET.rates["f32"])
-    multiplying = op.each.flops / rate if op.contraction else 0.0
+    multiplying = op.each.flops / _TARGET.rate(op.arithmetic) if op.contraction else 0.0
     return max(multiplying, op.each.bytes / _TARGET.bandwidth)
