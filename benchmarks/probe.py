@@ -84,7 +84,7 @@ def cost() -> int:
     plain = jax.jit(lambda *a: jax.tree.leaves(step(*_tree(a, args)))).lower(*_flat(args)).compile()
     for policy in ("auto_mixed_bf16", "auto_mixed"):
         plan = plan_of(step, policy)(*args)
-        operations = list(blocks_of(plan.jaxpr, plan.body).walk())
+        operations = list(blocks_of(plan).walk())
         probed = jax.jit(functools.partial(run_beside, plan)).lower(*_flat(args)).compile()
         times = _in_turns([plain, probed], _flat(args))
         memory = [_memory(compiled) / 2**20 for compiled in (plain, probed)]

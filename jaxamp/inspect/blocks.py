@@ -13,25 +13,25 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, Trait, op_of
+from jaxamp.inspect.as_written import Body, bodies_of
 from jaxamp.inspect.dce import live_equations
 from jaxamp.inspect.operation import Place, frames_of, innermost
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
-from jaxamp.jaxprs.nested import Wiring, is_region, nested, wiring
-from jaxamp.plan import Decision, JaxprPlan
+from jaxamp.jaxprs.nested import Wiring, wiring
+from jaxamp.plan import Decision, JaxprPlan, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """An equation that computes, where it is called; it has no decision where it runs as written.
+    """An equation that computes, where it is called.
 
     Its raw scope is the name stack, enclosing equations first.
     """
 
     number: int
     eqn: JaxprEqn
-    decision: Decision | None
+    decision: Decision
     raw_scope: str
 
     @property
@@ -58,7 +58,7 @@ class Site:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A jaxpr where it is called, without a plan where it runs as it is written.
+    """A jaxpr where it is called, with its plan.
 
     Per equation it has whether anything needs that, the site, unless it is of higher order or not
     needed, and the blocks of its jaxprs; and per while loop, by position, the condition.
@@ -66,25 +66,11 @@ class Block:
 
     jaxpr: Jaxpr
     consts: Sequence[Any]
-    plan: JaxprPlan | None
+    plan: JaxprPlan
     live: Sequence[bool]
     sites: list[Site | None]
     inner: list[tuple[Block, ...]]
-    test: dict[int, tuple[ClosedJaxpr, JaxprPlan | None]]
-
-    @property
-    def is_low(self) -> bool:
-        """True if anything in it is lowered."""
-        return self.plan is not None and not self.plan.unchanged
-
-    @property
-    def outputs(self) -> Sequence[Precision | None]:
-        """Per result, the precision that it leaves in; ``None`` for its own."""
-        return self.plan.outputs if self.plan else [None] * len(self.jaxpr.outvars)
-
-    def decision(self, position: int) -> Decision | None:
-        """Return the decision for an equation; ``None`` where nothing was decided."""
-        return self.plan.decisions[position] if self.plan else None
+    test: dict[int, tuple[ClosedJaxpr, JaxprPlan]]
 
     def numbers(self) -> range:
         """Return the numbers of its own sites, which are consecutive."""
@@ -100,19 +86,19 @@ class Block:
                 yield from block.walk()
 
 
-def blocks_of(program: ClosedJaxpr, plan: JaxprPlan | None) -> Block:
-    """Return the outermost block of a program; without a plan it is taken as it is written."""
-    return _block(program, plan, "", itertools.count())
+def blocks_of(plan: Plan) -> Block:
+    """Return the outermost block of a program."""
+    return _block(plan.jaxpr, plan.body, "", itertools.count())
 
 
-def _block(body: ClosedJaxpr, plan: JaxprPlan | None, scope: str, numbers: Iterator[int]) -> Block:
+def _block(body: ClosedJaxpr, plan: JaxprPlan, scope: str, numbers: Iterator[int]) -> Block:
     live = live_equations(body.jaxpr)
     block = Block(body.jaxpr, body.consts, plan, live, [], [], {})
     scopes = [joined_scope(scope, eqn) for eqn in body.jaxpr.eqns]
-    bodies = [_bodies(eqn, block.decision(i)) for i, eqn in enumerate(body.jaxpr.eqns)]
+    bodies = list(map(_bodies, body.jaxpr.eqns, plan.decisions))
     for i, eqn in enumerate(body.jaxpr.eqns):  # the numbers of one block are consecutive
         computes = live[i] and not bodies[i]
-        site = Site(next(numbers), eqn, block.decision(i), scopes[i]) if computes else None
+        site = Site(next(numbers), eqn, plan.decisions[i], scopes[i]) if computes else None
         block.sites.append(site)
     for i, eqn in enumerate(body.jaxpr.eqns):
         entered = bodies[i]
@@ -123,10 +109,7 @@ def _block(body: ClosedJaxpr, plan: JaxprPlan | None, scope: str, numbers: Itera
     return block
 
 
-def _bodies(eqn: JaxprEqn, decision: Decision | None) -> list[tuple[ClosedJaxpr, JaxprPlan | None]]:
+def _bodies(eqn: JaxprEqn, decision: Decision) -> list[Body]:
     """Return the jaxprs of an equation that an interpreter can enter, each with its plan."""
-    if op_of(eqn.primitive).trait not in (Trait.CALL, Trait.BRANCH, Trait.LOOP):
-        return []
-    bodies = nested(eqn)
-    plans = decision.inner if decision and not is_region(eqn) else ()
-    return list(zip(bodies, plans or [None] * len(bodies), strict=True))
+    is_entered = op_of(eqn.primitive).trait in (Trait.CALL, Trait.BRANCH, Trait.LOOP)
+    return bodies_of(eqn, decision) if is_entered else []

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
@@ -18,7 +18,6 @@ from jaxamp.inspect.operation import Operation, Place, SourceFrame, frames_of, i
 from jaxamp.jaxprs.call_sites import call_at
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, OTHERS, size
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
-from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 
@@ -26,19 +25,16 @@ from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 class Stored:
     """The precision of every float of a jaxpr; ``None`` for what has none of jaxamp's formats."""
 
-    def __init__(self, jaxpr: Jaxpr, plan: JaxprPlan | None) -> None:
+    def __init__(self, jaxpr: Jaxpr, plan: JaxprPlan) -> None:
         self._precisions = {var: of(var.aval) for var in (*jaxpr.constvars, *jaxpr.invars)}
         self._roundings: set[tuple[Any, Precision]] = set()  # in memory beside the values
         self._casts: set[tuple[Any, Precision]] = set()  # that other readers may share
-        if plan:
-            arriving = zip(jaxpr.invars, plan.inputs, strict=True)
-            self._precisions |= {var: p for var, p in arriving if p is not None}
+        arriving = zip(jaxpr.invars, plan.inputs, strict=True)
+        self._precisions |= {var: p for var, p in arriving if p is not None}
 
-    def write(self, eqn: JaxprEqn, decision: Decision | None) -> None:
+    def write(self, eqn: JaxprEqn, decision: Decision) -> None:
         """Add the results of an equation."""
         self._precisions |= {var: of(var.aval) for var in eqn.outvars}
-        if decision is None:
-            return
         pairs = zip(eqn.outvars, decision.outputs, strict=True)
         self._precisions |= {var: p for var, p in pairs if p is not None}
         roundings = decision.plan.hints.moved_rounding, decision.sent
@@ -110,13 +106,11 @@ def _word(precision: Any) -> str:
     return str(getattr(first, "name", first)).lower()
 
 
-_REWRITTEN = "rewritten already, by an amp inside"
 Precisions = Sequence[Precision | None]
-Body = tuple[ClosedJaxpr, JaxprPlan | None]
 
 
 class Equation:
-    """One equation with its decision; ``None`` where an amp inside has rewritten it already.
+    """One equation with its decision.
 
     Calls that run alike share decisions; the ground is that of this one. ``needed`` tells which
     results of its jaxprs are needed; none named are all.
@@ -125,8 +119,8 @@ class Equation:
     def __init__(
         self,
         eqn: JaxprEqn,
-        decision: Decision | None,
-        ground: Ground | None,
+        decision: Decision,
+        ground: Ground,
         stored: Stored,
         around: Equation | None,
         needed: Sequence[bool],
@@ -141,7 +135,7 @@ class Equation:
         own: tuple[SourceFrame, ...] = frames_of(eqn.source_info)
         self.frames = own or (around.frames if around else ())
         self.needed = needed
-        sent = decision.sent if decision else None
+        sent = decision.sent
         self._read(stored)
         stored.write(eqn, decision)
         self.stored = [sent] if sent else [stored.precision(v) for v in eqn.outvars]
@@ -150,14 +144,6 @@ class Equation:
     def place(self) -> Place:
         """The innermost of the user's own lines."""
         return innermost(self.eqn.source_info, self.frames)
-
-    def bodies(self) -> list[Body]:
-        """Return the jaxprs that it holds, with their plans."""
-        if self.decision and self.decision.inner:
-            return list(zip(nested(self.eqn), self.decision.inner, strict=True))
-        if self.decision is None or is_region(self.eqn):
-            return [(body, None) for body in nested(self.eqn)]
-        return []
 
     def operation(self, runs: int) -> Operation:
         """Return the row of the report."""
@@ -173,7 +159,7 @@ class Equation:
             each=self._cost(),
             runs=runs,
             reason=self._reason(),
-            guard=ground.guard.value if ground and ground.guard else "",
+            guard=ground.guard.value if ground.guard else "",
             scope=clean_scope(self.scope),
             backward=is_transposed(self.scope),
             place=self.place,
@@ -182,42 +168,39 @@ class Equation:
         )
 
     def _emulated(self) -> str:
-        form = self.decision.form if self.decision else None
+        form = self.decision.form
         return "" if form is None else form.emulated(self.eqn)
 
     def _reason(self) -> str:
-        if self.ground is None:
-            return _REWRITTEN
         if emulated := self._emulated():
             return f"{emulated}; {self.ground.reason}"
         reason, rest = self.ground.reason, self.ground.reason.removeprefix(EXPLICIT_PRECISION)
         return reason if rest == reason else precision_source(self.eqn) + rest
 
     def _read(self, stored: Stored) -> None:
-        atoms, d = self.eqn.invars, self.decision
-        reads = [*zip(atoms, d.reads if d else [OperandRead(None)] * len(atoms), strict=True)]
+        form, reads = self.decision.form, [*zip(self.eqn.invars, self.decision.reads, strict=True)]
         casts = [stored.read(atom, read) for atom, read in reads]
         self.shared = sum(is_shared for is_shared, _ in casts)
         self.cancelled = sum(is_cancelled for _, is_cancelled in casts)
         self.sources = [r.copy or stored.source(a, r.precision) for a, r in reads]
         self.read = [r.precision or r.copy or stored.precision(a) for a, r in reads]
-        if d is not None and d.form:
-            self.read[:2] = list(d.form.formats)
+        if form:
+            self.read[:2] = list(form.formats)
 
     def _arithmetic(self) -> str:
         atoms = [*self.eqn.invars, *self.eqn.outvars]
         precisions = [*self.read, *self.stored]
-        operand = self.decision.operand if self.decision else None
+        operand = self.decision.operand
         if operand is not None and self.kind is not OpKind.COMPUTE:
             return operand.short
-        if self.eqn.primitive is accumulate_p and self.decision is None:
+        if self.eqn.primitive is accumulate_p:
             precisions = [Precision.of_dtype(self.eqn.params["how"].narrow)]
         named = next((p.short for p in precisions if p), "")
         return named or "".join(_words([None], atoms[-1:]))  # a print of no arrays has neither
 
     def _accumulation(self) -> str:
-        if self.decision is None:
-            return "f32" if self.eqn.primitive is accumulate_p else ""
+        if self.eqn.primitive is accumulate_p:
+            return "f32"
         return self.decision.accumulation.short if self.decision.accumulation else ""
 
     def _cost(self) -> Tally:

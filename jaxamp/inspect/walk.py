@@ -12,8 +12,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
+from jaxamp.inspect.as_written import WRITTEN, Body, bodies_of
 from jaxamp.inspect.dce import Live
-from jaxamp.inspect.equation import Body, Equation, Stored, dtype_word, stored_bytes
+from jaxamp.inspect.equation import Equation, Stored, dtype_word, stored_bytes
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import loop, nested
@@ -39,7 +40,7 @@ class Residual:
 
 
 def residuals_of(
-    jaxpr: Jaxpr, plan: JaxprPlan | None, stored: Stored, live: Sequence[bool], scope: str
+    jaxpr: Jaxpr, plan: JaxprPlan, stored: Stored, live: Sequence[bool], scope: str
 ) -> Iterator[Residual]:
     """Yield the residuals of one jaxpr, each value once in each precision.
 
@@ -70,21 +71,17 @@ def residuals_of(
         yield Residual(origin, dtype_word(var.aval, precision), narrow, wide)
 
 
-def _accesses(
-    jaxpr: Jaxpr, plan: JaxprPlan | None
-) -> Iterator[tuple[int, Var, Precision | None, bool]]:
+def _accesses(jaxpr: Jaxpr, plan: JaxprPlan) -> Iterator[tuple[int, Var, Precision | None, bool]]:
     """Yield what units of emission read and fused groups make, in order.
 
     Each is an equation of the unit, a value, the precision of a narrow copy, and whether the value
     is made.
     """
-    for step in plan.steps if plan else range(len(jaxpr.eqns)):
+    for step in plan.steps:
         if isinstance(step, int):
-            eqn = jaxpr.eqns[step]
-            reads = plan.decisions[step].reads if plan else [None] * len(eqn.invars)
-            for atom, read in zip(eqn.invars, reads, strict=True):
+            for atom, read in zip(jaxpr.eqns[step].invars, plan.decisions[step].reads, strict=True):
                 if not isinstance(atom, Literal):
-                    yield step, atom, read and read.copy, False
+                    yield step, atom, read.copy, False
             continue
         for readings, is_made in ((step.inputs, False), (step.outputs, True)):
             for reading in readings:
@@ -119,15 +116,13 @@ class Walk:
         self._grounds = iter(plan.grounds)  # in the order in which equations are met here
         self._jaxpr(plan.jaxpr.jaxpr, plan.body, None, 1)
 
-    def _jaxpr(
-        self, jaxpr: Jaxpr, plan: JaxprPlan | None, around: Equation | None, runs: int
-    ) -> None:
+    def _jaxpr(self, jaxpr: Jaxpr, plan: JaxprPlan, around: Equation | None, runs: int) -> None:
         """Add the operations of a jaxpr, that of an equation or the whole program."""
         stored = Stored(jaxpr, plan)
-        decisions = plan.decisions if plan else [None] * len(jaxpr.eqns)
         walked = list(self._live.walk(jaxpr, around.needed if around else ()))
-        for (eqn, is_live, needed), decision in zip(walked, decisions, strict=True):
-            ground = next(self._grounds) if decision else None
+        for (eqn, is_live, needed), decision in zip(walked, plan.decisions, strict=True):
+            is_written = decision.ground is WRITTEN
+            ground = WRITTEN if is_written else next(self._grounds)
             equation = Equation(eqn, decision, ground, stored, around, needed)
             self._equation(equation, runs * is_live)
         live = [is_live for _, is_live, _ in walked]
@@ -137,7 +132,7 @@ class Walk:
         ]
 
     def _equation(self, equation: Equation, outer: int) -> None:
-        bodies = equation.bodies()
+        bodies = bodies_of(equation.eqn, equation.decision)
         self.shared += outer * equation.shared
         self.cancelled += outer * equation.cancelled
         trips = loop(equation.eqn).trips if equation.trait is Trait.LOOP else 1

@@ -112,7 +112,7 @@ class Interpreter:
     def _while(
         self,
         eqn: JaxprEqn,
-        test: tuple[ClosedJaxpr, Any],
+        test: tuple[ClosedJaxpr, JaxprPlan],
         block: Block,
         values: Sequence[Value],
         state: Any,
@@ -143,17 +143,17 @@ def run_live(block: Block, run: Callable[[int], None]) -> None:
 
 
 def tested(
-    context: RewriteContext | None, body: ClosedJaxpr, plan: JaxprPlan | None, values: Sequence[Any]
+    context: RewriteContext | None, body: ClosedJaxpr, plan: JaxprPlan, values: Sequence[Any]
 ) -> Any:
     """Evaluate the test of a while loop, as it is planned, or else as it is written."""
-    if plan is None or context is None:
+    if context is None:
         return eval_jaxpr(body.jaxpr, body.consts, *values)[0]
     return interpret(context, body.jaxpr, plan, body.consts, values)[0]
 
 
 def _any_shadowed(blocks: Sequence[Block], values: Sequence[Value]) -> bool:
     """Return whether values in such blocks can differ from those of the original program."""
-    return any(b.is_low for b in blocks) or any(v.shadow is not None for v in values)
+    return not all(b.plan.unchanged for b in blocks) or any(v.shadow is not None for v in values)
 
 
 def literal(atom: Any) -> Any:

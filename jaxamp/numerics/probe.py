@@ -85,7 +85,7 @@ def probe(
         named = (traced.inputs, call.arrays) if Precision.F16 in amped.policy.low else ((), ())
         return ProbeReport(
             policy=str(amped.policy),
-            operations=operations_of(blocks_of(plan.jaxpr, plan.body).walk(), sums, peaks),
+            operations=operations_of(blocks_of(plan).walk(), sums, peaks),
             first=first,
             too_large=too_large_for_f16(*named),
         )

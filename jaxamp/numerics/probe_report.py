@@ -112,7 +112,7 @@ def _measured(site: Site, sums: Sequence[float], peaks: Sequence[float]) -> Meas
     return Measured(
         primitive=site.eqn.primitive.name,
         kind=site.kind.value,
-        arithmetic=((site.decision and site.decision.operand) or stored).short,
+        arithmetic=(site.decision.operand or stored).short,
         stored=stored.short,
         scope=site.scope,
         backward=site.backward,
@@ -131,10 +131,9 @@ def _measured(site: Site, sums: Sequence[float], peaks: Sequence[float]) -> Meas
 
 
 def _stored(site: Site) -> Precision:
-    decided = site.decision.output if site.decision else None
     dtypes = (getattr(var.aval, "dtype", None) for var in site.eqn.outvars)
     own = (Precision.of_dtype(dtype) for dtype in dtypes if dtype is not None)
-    return decided or next(filter(None, own), Precision.F32)
+    return site.decision.output or next(filter(None, own), Precision.F32)
 
 
 def _decibels(signal: float, noise: float) -> float:

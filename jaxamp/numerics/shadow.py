@@ -29,7 +29,7 @@ _FOREIGN = frozenset({Trait.CALLBACK, Trait.STATE, Trait.TOKEN})
 
 def run_beside(plan: Plan, *args: Any) -> tuple[list[Any], Ledger]:
     """Run a program as planned beside the original; return its results and the table."""
-    block = blocks_of(plan.jaxpr, plan.body)
+    block = blocks_of(plan)
     ledger = Ledger.empty(sum(1 for _ in block.walk()))
     shadowing = Shadowing(RewriteContext(plan.policy, plan.repeated))
     outs, ledger = shadowing.run(block, list(map(Value, args)), ledger)
@@ -74,20 +74,16 @@ class _Run:
 
     def equation(self, position: int) -> None:
         """Run one equation."""
-        eqn, decision = self.block.jaxpr.eqns[position], self.block.decision(position)
-        site = self.block.sites[position]
-        if decision is None:
-            operands = [self.env.read(atom, None) for atom in eqn.invars]
-        else:
-            operands = list(map(self._operand, eqn.invars, decision.reads))
-        if site is None:
+        eqn, decision = self.block.jaxpr.eqns[position], self.block.plan.decisions[position]
+        operands = list(map(self._operand, eqn.invars, decision.reads))
+        if self.block.sites[position] is None:
             self._nest(position, eqn, decision, operands)
         else:
             self._compute(eqn, decision, operands)
 
     def results(self) -> tuple[list[Value], Ledger]:
         """Return the results of the block, and the table."""
-        atoms, wanted = self.block.jaxpr.outvars, self.block.outputs
+        atoms, wanted = self.block.jaxpr.outvars, self.block.plan.outputs
         lows = self.env.read_results(atoms, wanted)
         values = list(map(self._value, atoms, lows, wanted))
         return values, self.ledger.enter(self.block.numbers(), self.rows)
@@ -105,22 +101,17 @@ class _Run:
         return self.rounded[key]
 
     def _nest(
-        self, position: int, eqn: JaxprEqn, decision: Decision | None, operands: Sequence[Any]
+        self, position: int, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
     ) -> None:
-        precisions = decision.operands if decision else [None] * len(operands)
-        values = list(map(self._value, eqn.invars, operands, precisions))
+        values = list(map(self._value, eqn.invars, operands, decision.operands))
         outs, self.ledger = self.owner.enter(self.block, position, values, self.ledger)
         self._write(eqn, decision, [value.low for value in outs])
         for var, value in zip(eqn.outvars, outs, strict=True):
             self._know(var, value)
 
-    def _compute(self, eqn: JaxprEqn, decision: Decision | None, operands: Sequence[Any]) -> None:
-        if decision is None:
-            results = jax_compat.bind(eqn, operands)
-        else:
-            context = RuleContext(rewrite=self.owner.context, eqn=eqn, decision=decision)
-            results = emit(context, operands).results
-        self._write(eqn, decision, results)
+    def _compute(self, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]) -> None:
+        context = RuleContext(rewrite=self.owner.context, eqn=eqn, decision=decision)
+        self._write(eqn, decision, emit(context, operands).results)
         rows = []
         for var, shadow in zip(eqn.outvars, self._shadows(eqn, decision), strict=True):
             if not isinstance(var, jax_compat.DropVar) and is_inexact(var.aval):
@@ -145,18 +136,15 @@ class _Run:
         self._know(var, Value(low, shadow))
         return row
 
-    def _write(self, eqn: JaxprEqn, decision: Decision | None, results: Sequence[Any]) -> None:
+    def _write(self, eqn: JaxprEqn, decision: Decision, results: Sequence[Any]) -> None:
         """Store results, narrow ones behind a barrier: XLA must not widen what is measured."""
-        if decision is None:
-            self.env.write(eqn.outvars, results, [None] * len(results))
-            return
         pairs = zip(decision.outputs, decision.plan.hints.barriers, strict=True)
         barriers = [is_narrow(p) or has_barrier for p, has_barrier in pairs]
         self.env.write(eqn.outvars, results, decision.outputs, barriers)
 
-    def _shadows(self, eqn: JaxprEqn, decision: Decision | None) -> list[Any]:
+    def _shadows(self, eqn: JaxprEqn, decision: Decision) -> list[Any]:
         """Compute the results in the original precision; ``None`` where they are the same."""
-        narrows = decision is not None and (decision.is_narrow or decision.sent)
+        narrows = decision.is_narrow or decision.sent
         # Not asked of a jaxpr's variables alone: a literal cannot be a key.
         known = [literal(a) is None and a in self.shadows for a in eqn.invars]
         runs_once = bool(eqn.effects) or op_of(eqn.primitive).trait in _FOREIGN

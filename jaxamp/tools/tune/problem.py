@@ -63,7 +63,7 @@ class Problem:
     @functools.cached_property
     def block(self) -> Block:
         """The program with its plan."""
-        return blocks_of(self.plan.jaxpr, self.plan.body)
+        return blocks_of(self.plan)
 
     @functools.cached_property
     def groups(self) -> tuple[Group, ...]:

@@ -36,9 +36,8 @@ class Perturbing(Interpreter):
     def run(self, block: Block, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
         """Run a block on its inputs."""
         run = _Run(self, block)
-        entries = block.plan.inputs if block.plan else repeat(None)
         run.write(block.jaxpr.constvars, block.consts, repeat(None), None)
-        run.write(block.jaxpr.invars, [v.low for v in values], entries, None)
+        run.write(block.jaxpr.invars, [v.low for v in values], block.plan.inputs, None)
         run_live(block, run.equation)
         return run.results(), state
 
@@ -67,15 +66,10 @@ class _Run:
 
     def equation(self, position: int) -> None:
         """Run one equation."""
-        eqn, decision = self.block.jaxpr.eqns[position], self.block.decision(position)
-        group = self._group(position)
-        if decision is None:
-            operands = [self.read(atom, None, None, None) for atom in eqn.invars]
-            outputs: Any = [None] * len(eqn.outvars)
-        else:
-            reads = zip(eqn.invars, decision.reads, strict=True)
-            operands = [self.read(atom, r.precision, r.copy, group) for atom, r in reads]
-            outputs = decision.outputs
+        eqn, decision = self.block.jaxpr.eqns[position], self.block.plan.decisions[position]
+        group, outputs = self._group(position), decision.outputs
+        reads = zip(eqn.invars, decision.reads, strict=True)
+        operands = [self.read(atom, r.precision, r.copy, group) for atom, r in reads]
         if self.block.inner[position]:
             values = [Value(operand) for operand in operands]
             outs, _ = self.owner.enter(self.block, position, values, ())
@@ -105,7 +99,7 @@ class _Run:
 
     def results(self) -> list[Value]:
         """Return the results of the block."""
-        atoms, wanted = self.block.jaxpr.outvars, self.block.outputs
+        atoms, wanted = self.block.jaxpr.outvars, self.block.plan.outputs
         groups = [None if literal(a) is not None else self.stored[a][2] for a in atoms]
         return [Value(self.read(*each)) for each in zip(atoms, wanted, repeat(None), groups)]
 

@@ -55,7 +55,7 @@ class Group:
 
 def lowered_groups(block: Block) -> tuple[Group, ...]:
     """Return the groups in which anything is lowered, in program order."""
-    low = (site for site in block.walk() if site.decision and site.decision.is_narrow)
+    low = (site for site in block.walk() if site.decision.is_narrow)
     return tuple(dict.fromkeys(map(Group.of, low)))
 
 
