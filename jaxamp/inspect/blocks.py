@@ -21,18 +21,22 @@ from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import Wiring, wiring
 from jaxamp.plan import Decision, JaxprPlan, Plan
 
+_NO_NUMBER = -1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """An equation that computes, where it is called.
+    """An equation where it is called, with its name stack, enclosing equations first.
 
-    Its raw scope is the name stack, enclosing equations first.
+    One that holds jaxprs has their blocks, and a while loop its condition; others have a number.
     """
 
-    number: int
     eqn: JaxprEqn
     decision: Decision
     raw_scope: str
+    number: int
+    inner: tuple[Block, ...]
+    test: Body | None
 
     @property
     def place(self) -> Place:
@@ -56,33 +60,26 @@ class Site:
         return op_of(self.eqn.primitive).kind
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """A jaxpr where it is called, with its plan.
-
-    Per equation it has whether anything needs that, the site, unless it is of higher order or not
-    needed, and the blocks of its jaxprs; and per while loop, by position, the condition.
-    """
+    """A jaxpr where it is called, with its plan, and the equations that anything needs."""
 
     jaxpr: Jaxpr
     consts: Sequence[Any]
     plan: JaxprPlan
-    live: Sequence[bool]
-    sites: list[Site | None]
-    inner: list[tuple[Block, ...]]
-    test: dict[int, tuple[ClosedJaxpr, JaxprPlan]]
+    sites: Sequence[Site]
 
     def numbers(self) -> range:
-        """Return the numbers of its own sites, which are consecutive."""
-        own = [site.number for site in self.sites if site]
+        """Return the numbers of its own equations, which are consecutive."""
+        own = [site.number for site in self.sites if not site.inner]
         return range(own[0], own[-1] + 1) if own else range(0)
 
     def walk(self) -> Iterator[Site]:
-        """Yield every site, in program order."""
-        for site, blocks in zip(self.sites, self.inner, strict=True):
-            if site:
+        """Yield every equation that computes, in program order."""
+        for site in self.sites:
+            if not site.inner:
                 yield site
-            for block in blocks:
+            for block in site.inner:
                 yield from block.walk()
 
 
@@ -92,21 +89,18 @@ def blocks_of(plan: Plan) -> Block:
 
 
 def _block(body: ClosedJaxpr, plan: JaxprPlan, scope: str, numbers: Iterator[int]) -> Block:
-    live = live_equations(body.jaxpr)
-    block = Block(body.jaxpr, body.consts, plan, live, [], [], {})
-    scopes = [joined_scope(scope, eqn) for eqn in body.jaxpr.eqns]
-    bodies = list(map(_bodies, body.jaxpr.eqns, plan.decisions))
-    for i, eqn in enumerate(body.jaxpr.eqns):  # the numbers of one block are consecutive
-        computes = live[i] and not bodies[i]
-        site = Site(next(numbers), eqn, plan.decisions[i], scopes[i]) if computes else None
-        block.sites.append(site)
-    for i, eqn in enumerate(body.jaxpr.eqns):
-        entered = bodies[i]
-        if wiring(eqn) is Wiring.WHILE:
-            block.test[i], *entered = entered
-        inner = (_block(b, p, scopes[i], numbers) for b, p in entered if live[i])
-        block.inner.append(tuple(inner))
-    return block
+    pairs = zip(body.jaxpr.eqns, plan.decisions, strict=True)
+    live = list(itertools.compress(pairs, live_equations(body.jaxpr)))
+    bodies = list(itertools.starmap(_bodies, live))
+    own = [_NO_NUMBER if held else next(numbers) for held in bodies]  # before those inside
+
+    def site(eqn: JaxprEqn, decision: Decision, number: int, held: list[Body]) -> Site:
+        around, is_while = joined_scope(scope, eqn), wiring(eqn) is Wiring.WHILE
+        inner = tuple(_block(b, p, around, numbers) for b, p in held[is_while:])
+        return Site(eqn, decision, around, number, inner, held[0] if is_while else None)
+
+    sites = [site(*each, n, held) for each, n, held in zip(live, own, bodies, strict=True)]
+    return Block(body.jaxpr, body.consts, plan, sites)
 
 
 def _bodies(eqn: JaxprEqn, decision: Decision) -> list[Body]:

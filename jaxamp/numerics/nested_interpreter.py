@@ -8,15 +8,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 from jax.core import eval_jaxpr
-from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import Trait, op_of
-from jaxamp.inspect.blocks import Block
+from jaxamp.inspect.blocks import Block, Site
 from jaxamp.jaxprs.nested import loop
-from jaxamp.plan import JaxprPlan
 from jaxamp.rewrite.interpreter import interpret
-from jaxamp.rewrite.registry import RewriteContext
 
 
 class Value(NamedTuple):
@@ -38,57 +35,50 @@ class Interpreter:
         """Run a block on its inputs."""
         raise NotImplementedError
 
-    def enter(
-        self, block: Block, position: int, values: Sequence[Value], state: Any
-    ) -> tuple[list[Value], Any]:
+    def enter(self, site: Site, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
         """Run an equation that holds blocks, and return its results and the state."""
-        eqn, inner = block.jaxpr.eqns[position], block.inner[position]
-        trait = op_of(eqn.primitive).trait
+        trait = op_of(site.eqn.primitive).trait
         if trait is Trait.BRANCH:
-            return self._branch(eqn, inner, values, state)
+            return self._branch(site, values, state)
         if trait is Trait.LOOP:
-            if position in block.test:
-                return self._while(eqn, block.test[position], inner[0], values, state)
-            return self._scan(eqn, inner[0], values, state)
-        params = eqn.params
-        is_rematerialized = eqn.primitive.name in ("fused_group", "remat2")
+            go = self._scan if site.test is None else self._while
+            return go(site, values, state)
+        params = site.eqn.params
+        is_rematerialized = site.eqn.primitive.name in ("fused_group", "remat2")
         if is_rematerialized and params["differentiated"] and params["prevent_cse"]:
             # As JAX lowers it: what was computed before is not to be used again.
             values = lax.optimization_barrier(list(values))
-        return self.run(inner[0], values, state)
+        return self.run(site.inner[0], values, state)
 
     def _match_shadows(
         self, values: Sequence[Value], variables: Any, shadowed: bool
     ) -> list[Value]:
         """Add shadows to all floats if `shadowed`, or drop them: carries need one structure."""
         matched = []
-        for (low, shadow), aval in zip(values, (var.aval for var in variables), strict=True):
-            has_one = shadowed and self.context is not None and is_floating(aval)
+        for (low, shadow), var in zip(values, variables, strict=True):
             wide = low if shadow is None else shadow
-            matched.append(
-                Value(low, lax.convert_element_type(wide, aval.dtype) if has_one else None)
-            )
+            if shadowed and self.context is not None and is_floating(var.aval):
+                matched.append(Value(low, lax.convert_element_type(wide, var.aval.dtype)))
+            else:
+                matched.append(Value(low))
         return matched
 
-    def _branch(
-        self, eqn: JaxprEqn, inner: Sequence[Block], values: Sequence[Value], state: Any
-    ) -> tuple[list[Value], Any]:
-        shadowed = _any_shadowed(inner, values)
+    def _branch(self, site: Site, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
+        shadowed = _any_shadowed(site, values)
 
         def branch(block: Block) -> Any:
             def run(values: Sequence[Value], state: Any) -> Any:
                 outs, state = self.run(block, values, state)
-                return self._match_shadows(outs, eqn.outvars, shadowed), state
+                return self._match_shadows(outs, site.eqn.outvars, shadowed), state
 
             return run
 
         index = jnp.asarray(values[0].low, jnp.int32)
-        return lax.switch(index, list(map(branch, inner)), list(values[1:]), state)
+        return lax.switch(index, list(map(branch, site.inner)), list(values[1:]), state)
 
-    def _scan(
-        self, eqn: JaxprEqn, block: Block, values: Sequence[Value], state: Any
-    ) -> tuple[list[Value], Any]:
-        wired, shadowed = loop(eqn), _any_shadowed([block], values)
+    def _scan(self, site: Site, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
+        wired, shadowed = loop(site.eqn), _any_shadowed(site, values)
+        params, block = site.eqn.params, site.inner[0]
         _, invariants, carries, whole = wired.parts(values)
         inputs = wired.parts(block.jaxpr.invars)[2]
 
@@ -103,27 +93,24 @@ class Interpreter:
             step,
             (self._match_shadows(carries, inputs, shadowed), state),
             whole,
-            length=eqn.params["length"],
-            reverse=eqn.params["reverse"],
-            unroll=eqn.params["unroll"],
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
         )
         return [*carry, *made], state
 
-    def _while(
-        self,
-        eqn: JaxprEqn,
-        test: tuple[ClosedJaxpr, JaxprPlan],
-        block: Block,
-        values: Sequence[Value],
-        state: Any,
-    ) -> tuple[list[Value], Any]:
-        wired, shadowed = loop(eqn), _any_shadowed([block], values)
+    def _while(self, site: Site, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
+        wired, shadowed = loop(site.eqn), _any_shadowed(site, values)
+        assert site.test is not None
+        (test, plan), block = site.test, site.inner[0]
         constants, invariants, carries, _ = wired.parts(values)
         inputs = block.jaxpr.invars[wired.invariants :]
 
         def goes_on(carried: Any) -> Any:
             lows = [value.low for value in (*constants, *carried[0])]
-            return tested(self.context, *test, lows)
+            if self.context is None:
+                return eval_jaxpr(test.jaxpr, test.consts, *lows)[0]
+            return interpret(self.context, test.jaxpr, plan, test.consts, lows)[0]
 
         def body(carried: Any) -> Any:
             carry, state = carried
@@ -134,26 +121,17 @@ class Interpreter:
         return lax.while_loop(goes_on, body, (carry, state))
 
 
-def run_live(block: Block, run: Callable[[int], None]) -> None:
-    """Run, by position, the equations of a block that are needed, each with its line and scope."""
-    for position, eqn in enumerate(block.jaxpr.eqns):
-        if block.live[position]:
-            with jax_compat.emitting(eqn):
-                run(position)
+def run_sites(block: Block, run: Callable[[Site], None]) -> None:
+    """Run the equations of a block, each with its line and scope."""
+    for site in block.sites:
+        with jax_compat.emitting(site.eqn):
+            run(site)
 
 
-def tested(
-    context: RewriteContext | None, body: ClosedJaxpr, plan: JaxprPlan, values: Sequence[Any]
-) -> Any:
-    """Evaluate the test of a while loop, as it is planned, or else as it is written."""
-    if context is None:
-        return eval_jaxpr(body.jaxpr, body.consts, *values)[0]
-    return interpret(context, body.jaxpr, plan, body.consts, values)[0]
-
-
-def _any_shadowed(blocks: Sequence[Block], values: Sequence[Value]) -> bool:
-    """Return whether values in such blocks can differ from those of the original program."""
-    return not all(b.plan.unchanged for b in blocks) or any(v.shadow is not None for v in values)
+def _any_shadowed(site: Site, values: Sequence[Value]) -> bool:
+    """Return whether values inside can differ from those of the original program."""
+    is_low = not all(block.plan.unchanged for block in site.inner)
+    return is_low or any(value.shadow is not None for value in values)
 
 
 def literal(atom: Any) -> Any:

@@ -11,8 +11,8 @@ from jax.extend.core import JaxprEqn
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait, op_of
-from jaxamp.inspect.blocks import Block, blocks_of
-from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_inexact, literal, run_live
+from jaxamp.inspect.blocks import Block, Site, blocks_of
+from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_inexact, literal, run_sites
 from jaxamp.numerics.statistics import Ledger, joined, measured
 from jaxamp.plan import Decision, OperandRead, Plan
 from jaxamp.rewrite.environment import Environment
@@ -52,7 +52,7 @@ class Shadowing(Interpreter):
         run = _Run(self, block, state)
         run.enter(block.jaxpr.constvars, list(map(Value, block.consts)))
         run.enter(block.jaxpr.invars, values)
-        run_live(block, run.equation)
+        run_sites(block, run.equation)
         return run.results()
 
 
@@ -72,14 +72,13 @@ class _Run:
         for var, value in zip(variables, values, strict=True):
             self._know(var, value)
 
-    def equation(self, position: int) -> None:
+    def equation(self, site: Site) -> None:
         """Run one equation."""
-        eqn, decision = self.block.jaxpr.eqns[position], self.block.plan.decisions[position]
-        operands = list(map(self._operand, eqn.invars, decision.reads))
-        if self.block.sites[position] is None:
-            self._nest(position, eqn, decision, operands)
+        operands = list(map(self._operand, site.eqn.invars, site.decision.reads))
+        if site.inner:
+            self._nest(site, operands)
         else:
-            self._compute(eqn, decision, operands)
+            self._compute(site.eqn, site.decision, operands)
 
     def results(self) -> tuple[list[Value], Ledger]:
         """Return the results of the block, and the table."""
@@ -100,11 +99,10 @@ class _Run:
             self.rounded[key] = rounding_barrier(value)
         return self.rounded[key]
 
-    def _nest(
-        self, position: int, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-    ) -> None:
+    def _nest(self, site: Site, operands: Sequence[Any]) -> None:
+        eqn, decision = site.eqn, site.decision
         values = list(map(self._value, eqn.invars, operands, decision.operands))
-        outs, self.ledger = self.owner.enter(self.block, position, values, self.ledger)
+        outs, self.ledger = self.owner.enter(site, values, self.ledger)
         self._write(eqn, decision, [value.low for value in outs])
         for var, value in zip(eqn.outvars, outs, strict=True):
             self._know(var, value)

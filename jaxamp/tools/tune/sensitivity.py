@@ -22,8 +22,8 @@ from jax import lax
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.inspect.blocks import Block
-from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal, run_live
+from jaxamp.inspect.blocks import Block, Site
+from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal, run_sites
 from jaxamp.tools.tune.tuning import Group
 
 
@@ -38,7 +38,7 @@ class Perturbing(Interpreter):
         run = _Run(self, block)
         run.write(block.jaxpr.constvars, block.consts, repeat(None), None)
         run.write(block.jaxpr.invars, [v.low for v in values], block.plan.inputs, None)
-        run_live(block, run.equation)
+        run_sites(block, run.equation)
         return run.results(), state
 
     def rounded(self, array: Any, precision: Precision, group: int | None) -> Any:
@@ -64,15 +64,15 @@ class _Run:
         """Take values that are stored in precisions already, by a group of operations."""
         self.stored.update(zip(variables, zip(values, precisions, repeat(group)), strict=False))
 
-    def equation(self, position: int) -> None:
+    def equation(self, site: Site) -> None:
         """Run one equation."""
-        eqn, decision = self.block.jaxpr.eqns[position], self.block.plan.decisions[position]
-        group, outputs = self._group(position), decision.outputs
+        eqn, decision = site.eqn, site.decision
+        group, outputs = self._group(site), decision.outputs
         reads = zip(eqn.invars, decision.reads, strict=True)
         operands = [self.read(atom, r.precision, r.copy, group) for atom, r in reads]
-        if self.block.inner[position]:
+        if site.inner:
             values = [Value(operand) for operand in operands]
-            outs, _ = self.owner.enter(self.block, position, values, ())
+            outs, _ = self.owner.enter(site, values, ())
             self.write(eqn.outvars, [value.low for value in outs], outputs, group)
             return
         results = [
@@ -103,14 +103,11 @@ class _Run:
         groups = [None if literal(a) is not None else self.stored[a][2] for a in atoms]
         return [Value(self.read(*each)) for each in zip(atoms, wanted, repeat(None), groups)]
 
-    def _group(self, position: int) -> int | None:
+    def _group(self, site: Site) -> int | None:
         """Return the group of an operation, or of the first inside of what holds others."""
-        site = self.block.sites[position]
-        if site is None:
-            inside = (s for block in self.block.inner[position] for s in block.walk())
-            known = (self.owner.numbers.get(Group.of(s)) for s in inside)
-            return next((number for number in known if number is not None), None)
-        return self.owner.numbers.get(Group.of(site))
+        inside = [s for block in site.inner for s in block.walk()] or [site]
+        known = (self.owner.numbers.get(Group.of(s)) for s in inside)
+        return next((number for number in known if number is not None), None)
 
 
 PROJECTIONS = 8
