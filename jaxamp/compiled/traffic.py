@@ -7,9 +7,9 @@ loop's condition is read, and a loop that cannot be understood counts once and i
 
 What a kernel moves is its operands and its results, except for the part of an operand that is never
 touched: a slice or gather reads only what it returns, also of what the kernel computes element by
-element, and an update in place writes only what changed. Without this, a scan over layers would be
-charged for all layers at every step. Scratch space of library calls and on-chip buffers of a TPU
-are not counted.
+element or slices before, and an update in place writes only what changed. Without this, a scan over
+layers would be charged for all layers at every step. Scratch space of library calls and on-chip
+buffers of a TPU are not counted.
 """
 
 from __future__ import annotations
@@ -193,9 +193,10 @@ def _touched_inside(module: Module, computation: Computation, value: Instruction
         return _size(value)
     total = 0
     for user in computation.users[value.name]:
-        if user.op in _ELEMENT_BY_ELEMENT:
+        is_part = user.op in _SLICES and user.operands[0] == value.name
+        if is_part or user.op in _ELEMENT_BY_ELEMENT:
             touched = _touched_inside(module, computation, user)
-            total += touched * _size(value) // max(_size(user), 1)
+            total += touched if is_part else touched * _size(value) // max(_size(user), 1)
             continue
         for position, name in enumerate(user.operands):
             if name == value.name:

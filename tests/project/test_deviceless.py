@@ -146,6 +146,25 @@ ENTRY %main.1 (rows.2: f32[4,8], row.2: f32[1,8], i.2: s32[]) -> f32[4,8] {
     assert traffic.measure(hlo.parse(text)).bytes == ROW + INDEX + ROW
 
 
+def test_a_slice_of_a_slice_reads_what_the_last_one_returns():
+    """Cotangents of what is joined again and again are slices of slices, in one kernel."""
+    text = """HloModule slices
+
+%cut.1 (rows.1: f32[4,8]) -> f32[1,8] {
+  %rows.1 = f32[4,8]{1,0} parameter(0)
+  %most.1 = f32[3,8]{1,0} slice(%rows.1), slice={[0:3], [0:8]}
+  %twice.1 = f32[3,8]{1,0} add(%most.1, %most.1)
+  ROOT %row.1 = f32[1,8]{1,0} slice(%twice.1), slice={[2:3], [0:8]}
+}
+
+ENTRY %main.1 (rows.2: f32[4,8]) -> f32[1,8] {
+  %rows.2 = f32[4,8]{1,0} parameter(0)
+  ROOT %cut.2 = f32[1,8]{1,0} fusion(%rows.2), kind=kLoop, calls=%cut.1
+}
+"""
+    assert traffic.measure(hlo.parse(text)).bytes == ROW + ROW
+
+
 def test_scratch_space_and_on_chip_buffers_are_not_counted():
     """A library call's workspace is no traffic, nor is a buffer in memory space 1."""
     text = """HloModule call
