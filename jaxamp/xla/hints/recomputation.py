@@ -225,23 +225,17 @@ def find_statistics(
     reductions = [n for n in graph.nodes if n.role is Role.REDUCE and fusible[n.index]]
     scaled = _find_scaled(graph, fusible, levels)
     maker = {v: n for n in graph.nodes if reductions and fusible[n.index] for v in n.outs}
-
-    def is_of_squares(node: Node) -> bool:
-        made = maker.get(node.ins[0])
-        is_in_memory = bool(_read(graph, provenance, maker, levels, node))
-        return made is not None and is_square(made) and is_in_memory
-
+    short = (node for node in reductions if reduces_rows(graph, node, LONGEST_ROW))
+    read = {node: _read(graph, provenance, maker, levels, node) for node in short}
+    # XLA merges equal reductions (common subexpressions).
+    different = {(node.name, node.ins): parts for node, parts in read.items()}
+    readers = Counter(part for parts in different.values() for part in parts)
     for node in reductions:
-        is_scaled = union(scaled, node.outs) and not is_of_squares(node)
-        statistics[node.index] = is_scaled or not reduces_rows(graph, node, LONGEST_ROW)
-    rows = [node for node in reductions if not statistics[node.index]]
-    if len(rows) > 1:
-        read = {node: _read(graph, provenance, maker, levels, node) for node in rows}
-        # XLA merges equal reductions (common subexpressions).
-        different = {(node.name, node.ins): parts for node, parts in read.items()}
-        readers = Counter(part for parts in different.values() for part in parts)
-        for node, parts in read.items():
-            statistics[node.index] = any(readers[part] > 1 for part in parts)
+        parts, made = read.get(node), maker.get(node.ins[0])
+        is_beside = parts is None or any(readers[part] > 1 for part in parts)
+        is_of_squares = bool(parts) and made is not None and is_square(made)
+        is_scaled = union(scaled, node.outs) and not is_of_squares
+        statistics[node.index] = is_beside or is_scaled
     return statistics
 
 
