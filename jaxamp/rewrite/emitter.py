@@ -52,6 +52,10 @@ class Emitter:
         """Return a gather in a form of its own; ``None`` for a gather like any other."""
         return None
 
+    def places(self, indices: Any, table: Any, found: Any) -> Any:
+        """Return the indices of a gather that has no form of its own."""
+        return indices
+
     def scatter(self, target: Any, indices: Any, numbers: Any, params: dict[str, Any]) -> Any:
         """Return a hinted scatter in a form of its own; ``None`` for one like any other."""
         return None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.plan import CotangentRounding, Fusion
+from jaxamp.plan.graph.graph import is_smaller
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite.emitter import Emitter
 from jaxamp.xla.hints.techniques import Technique
@@ -23,6 +25,7 @@ from jaxamp.xla.primitives.rounding_barrier import (
     sum_with_rounded_cotangent,
     unbarriered,
 )
+from jaxamp.xla.primitives.split_sums import LARGE
 from jaxamp.xla.relu_masks import compare_relu_results
 from jaxamp.xla.row_lookups import gathers_one_of_each_row, scatters_one_to_each_row
 
@@ -82,6 +85,16 @@ class SteeringEmitter(Emitter):
         if not gathers_one_of_each_row(table, indices, params):
             return None
         return label_gather(table, indices, params)
+
+    def places(self, indices: Any, table: Any, found: Any) -> Any:
+        """Put the indices of a lookup that repeats rows behind a barrier.
+
+        XLA looks rows up again for the backward pass, and makes one kernel of the lookups of all
+        layers that have their indices in common: they would all be in memory until they are read.
+        """
+        is_known = self._has_barriers and isinstance(found.size, int)  # symbolic ones may be small
+        is_large = is_known and found.size >= LARGE and not is_smaller(found.size, table.size)
+        return lax.optimization_barrier(indices) if is_large else indices
 
     def scatter(self, target: Any, indices: Any, numbers: Any, params: dict[str, Any]) -> Any:
         """Put a number in each row of zeros by a comparison."""

@@ -299,12 +299,17 @@ def test_reductions_of_long_rows_are_not_made_again() -> None:
 
 
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
-def test_what_is_elementwise_has_no_barrier_on_gpu(order: str, large: Any) -> None:
+@pytest.mark.parametrize("has_gate", [True, False])
+def test_what_is_elementwise_of_several_has_no_barrier_on_gpu(
+    order: str, has_gate: bool, large: Any
+) -> None:
     """Behind one, the parts of a product of joined matrices would be copied."""
 
     def gated(weights: jax.Array, x: jax.Array) -> jax.Array:
         gate, grow, shrink = weights
-        return ((jax.nn.silu(x @ gate) * (x @ grow)) @ shrink).sum()
+        hidden = jax.nn.silu(x @ gate)
+        hidden = hidden * (x @ grow) if has_gate else jax.nn.silu(hidden @ grow)
+        return (hidden @ shrink).sum()
 
     policy = PrecisionPolicy.parse(POLICY)
     without = policy.replace(xla=policy.xla - {Technique.RECOMPUTATION_BARRIERS})
@@ -313,8 +318,23 @@ def test_what_is_elementwise_has_no_barrier_on_gpu(order: str, large: Any) -> No
         for p in (policy, without)
         for on in ("cuda", "cpu")
     ]
-    assert counts[0] == counts[2]
+    assert (counts[0] == counts[2]) is has_gate
     assert order[0] == "a" or counts[1] > counts[3]
+
+
+@pytest.mark.parametrize("rows", [4096, 64])
+def test_lookups_by_the_same_indices_are_not_one_kernel_on_gpu(rows: int) -> None:
+    """Each layer's indices stand behind a barrier of their own, where rows are many."""
+
+    def messages(weights: jax.Array, nodes: jax.Array, senders: jax.Array) -> jax.Array:
+        for w in weights:
+            nodes = jnp.tanh(nodes[senders] @ w)[: len(nodes)]
+        return nodes.sum()
+
+    shapes = ((LAYERS, 64, 64), "float32"), ((rows // 2, 64), "float32"), ((rows,), "int32")
+    args = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+    lines = barrier_lines("cuda", jax.grad(amp(messages, POLICY)), args)
+    assert sum("xi32>" in line for line in lines) == LAYERS * (rows * 64 >= 2**18)
 
 
 def test_barriers_of_symbolic_sizes_are_around_everything() -> None:
@@ -541,12 +561,20 @@ def by_differences(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     ("statistics", "scale", "tokens", "again"),
     [
         (by_squares, 1.0, TOKENS, 0),
+        (by_squares, np.ones(WIDTH, np.float32), 8192, 0),
         (by_differences, 1.0, TOKENS, 2),
         (by_differences, np.ones(WIDTH, np.float32), 8192, 0),
         (by_differences, np.ones(WIDTH, np.float32), TOKENS, 2),
         (by_differences, np.ones((8192, 1), np.float32), 8192, 2),
     ],
-    ids=["by squares", "by differences", "scaled", "few scaled", "of scaled rows"],
+    ids=[
+        "by squares",
+        "scaled by squares",
+        "by differences",
+        "scaled",
+        "few scaled",
+        "of scaled rows",
+    ],
 )
 def test_folds_that_share_a_pass_are_kept(
     args: Any, statistics: Any, scale: Any, tokens: int, again: int

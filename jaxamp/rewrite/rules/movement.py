@@ -65,10 +65,12 @@ def look_up(context: RuleContext, table: Any, indices: Any) -> Sequence[Any] | R
 
     However the table travels, what is added to one row of its gradient adds up in float32.
     """
-    found = context.rewrite.emitter.gather(table, indices, context.eqn.params)
+    emitter = context.rewrite.emitter
+    found = emitter.gather(table, indices, context.eqn.params)
     if found is not None:
         return [found]
-    return send(context, [table, indices], Precision.F32)
+    places = emitter.places(indices, table, context.eqn.outvars[0].aval)
+    return send(context, [table, places], Precision.F32)
 
 
 @rewrites("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min")

@@ -7,11 +7,11 @@ write. There is a primitive for each way to lower a group; all have one name.
 Without a barrier, XLA merges the forward pass with its recomputation (common subexpression
 elimination) and keeps the float32 values in memory. Only large operands of the recomputation need
 one, as only they make large values; a barrier before a small one would cost a kernel. Nor do those
-of a group without a reduction that XLA may have made in one product: behind a barrier each would be
-copied out of that, and what is elementwise is computed in each kernel that reads it. Cotangents
-that are summed over columns are in memory before the sum, where they are read again after it, so
-they get one as well; those summed over rows stay in the kernel, and so do those whose sum is a
-result, as that of a bias is.
+of a group without a reduction, where they are several that XLA may have made in one product: behind
+a barrier each would be copied out of that, and what is elementwise is computed in each kernel that
+reads it. Cotangents that are summed over columns are in memory before the sum, where they are read
+again after it, so they get one as well; those summed over rows stay in the kernel, and so do those
+whose sum is a result, as that of a bias is.
 
 There are none on a TPU. XLA:TPU fuses a softmax or norm with the products around it, and chooses
 itself what to keep; with barriers it stored the float32 insides in both passes, twice the bytes of
@@ -37,7 +37,7 @@ from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait, op_of, register_op_kind
 from jaxamp.jaxprs.nested import nested
 from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
-from jaxamp.xla.primitives.split_sums import split_sums
+from jaxamp.xla.primitives.split_sums import LARGE, split_sums
 
 residual_p = Primitive("residual")
 
@@ -132,16 +132,16 @@ def needs_barrier(
     if not any(recomputed) or not all(isinstance(size, int) for size in sizes):
         return [any(recomputed)] * len(sizes)  # symbolic sizes cannot be compared
     largest = max(size for size, is_read in zip(sizes, recomputed, strict=True) if is_read)
-    if largest < (_LARGE if reduces else _JOINED):
-        return [False] * len(sizes)
     large = [size * _RATIO >= largest for size in sizes]
-    return large if others else list(map(operator.and_, large, recomputed))
+    read = list(map(operator.and_, large, recomputed))
+    if largest < (LARGE if reduces or sum(read) == 1 else _JOINED):
+        return [False] * len(sizes)
+    return large if others else read
 
 
-# Both chosen by what JAX 0.10.2 compiles for an H200:
+# Chosen by what JAX 0.10.2 compiles for an H200:
 # `python -m benchmarks.techniques --target h200 --only all recomputation-barriers`.
 _RATIO = 16  # parameters and statistics of rows are at least so many times smaller
-_LARGE = 2**18  # fewer elements stay in the GPU's second-level cache: a kernel would cost more
 _JOINED = 2**25  # XLA joins products of 64 MiB (`xla_gpu_dot_merger_threshold_mb`), in 16 bits
 
 

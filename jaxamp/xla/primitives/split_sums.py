@@ -32,7 +32,7 @@ _TERMS, _PARTS = 256, 32
 XLA:GPU fuses sums of up to 256 terms that lie apart, and from some thousand on it splits them
 itself (H200, JAX 0.10.2). Parts are arrays in memory: the fewer, the better.
 """
-_LARGE = 2**18  # what is smaller stays in the GPU's second-level cache
+LARGE = 2**18  # fewer elements stay in the GPU's second-level cache: a kernel would cost more
 
 
 def split_sums(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -90,7 +90,7 @@ def _parts(eqn: JaxprEqn) -> int:
     if len(kept) < 2 or not all(isinstance(size, int) for size in shape):
         return 1
     before, last = math.prod(shape[: axes[0]]), len(shape) - 1
-    if before == 1 or axes == [last] or math.prod(shape) < _LARGE:
+    if before == 1 or axes == [last] or math.prod(shape) < LARGE:
         return 1
     terms = math.prod(shape[axis] for axis in _run(axes))
     found = (n for n in range(-(-terms // _TERMS), _PARTS + 1) if shape[axes[0]] % n == 0)
