@@ -61,16 +61,14 @@ class SteeringEmitter(Emitter):
 
     def fused(self, function: Callable[..., list[Any]], group: Fusion) -> Callable[..., list[Any]]:
         """Return the function under a checkpoint, with what it recomputes behind a barrier."""
-        has_barrier = self._has_barriers and group.recomputed > 0
 
         def emitted(*args: Any) -> list[Any]:
-            if has_barrier:
-                read, eqns = group.read_by_recomputed, group.equations
-                return function(*recomputation_barrier(args, read, eqns))
-            return function(*args)
+            return function(*recomputation_barrier(args, group.read_by_recomputed, group.equations))
+
+        inside = emitted if self._has_barriers and group.recomputed > 0 else function
 
         def fused(*args: Any) -> list[Any]:
-            return call_fused(emitted, self._group, *args)
+            return call_fused(inside, self._group, *args)
 
         return fused
 

@@ -76,10 +76,9 @@ class Recomputation:
         nodes = nodes_of(site)
         for node in nodes:
             self._enter(node)
+        # A call is recomputed as a whole, statistics and all.
         if isinstance(site, Nest) and any(self._statistics[node.index] for node in nodes):
-            self.recomputed.difference_update(
-                site.outs
-            )  # a call is recomputed as a whole, statistics and all
+            self.recomputed.difference_update(site.outs)
 
     def _enter(self, node: Node) -> None:
         """Classify the results of a member of a group."""
