@@ -134,11 +134,6 @@ def _any_shadowed(site: Site, values: Sequence[Value]) -> bool:
     return is_low or any(value.shadow is not None for value in values)
 
 
-def literal(atom: Any) -> Any:
-    """Return the value of a literal; ``None`` for a variable."""
-    return jax_compat.literal_value(atom) if hasattr(atom, "val") else None
-
-
 def is_floating(aval: Any) -> bool:
     """Return whether an aval is that of an array of floats: other numbers have no shadows."""
     return jax_compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.floating)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.inspect.blocks import Block, Site, blocks_of
-from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_inexact, literal, run_sites
+from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_inexact, run_sites
 from jaxamp.numerics.statistics import Ledger, joined, measured
 from jaxamp.plan import Decision, OperandRead, Plan
 from jaxamp.rewrite.environment import Environment
@@ -90,7 +90,7 @@ class _Run:
     def _operand(self, atom: Any, read: OperandRead) -> Any:
         """Read an operand; its rounding is kept by a barrier, as that of narrow results is."""
         value = self.env.read_operand(atom, read)
-        if literal(atom) is not None or not is_narrow(read.precision):
+        if isinstance(atom, Literal) or not is_narrow(read.precision):
             return value
         if self.env.read(atom, None).dtype == value.dtype:
             return value
@@ -143,24 +143,22 @@ class _Run:
     def _shadows(self, eqn: JaxprEqn, decision: Decision) -> list[Any]:
         """Compute the results in the original precision; ``None`` where they are the same."""
         narrows = decision.is_narrow or decision.sent
-        # Not asked of a jaxpr's variables alone: a literal cannot be a key.
-        known = [literal(a) is None and a in self.shadows for a in eqn.invars]
+        shadows = list(map(self._shadow, eqn.invars))
         runs_once = bool(eqn.effects) or op_of(eqn.primitive).trait in _FOREIGN
-        if runs_once or not (narrows or any(known)):
+        if runs_once or not (narrows or any(shadow is not None for shadow in shadows)):
             return [None] * len(eqn.outvars)
-        pairs = zip(eqn.invars, known, strict=True)
-        return jax_compat.bind(
-            eqn, [self.shadows[a] if k else self.env.read(a, None) for a, k in pairs]
-        )
+        pairs = zip(eqn.invars, shadows, strict=True)
+        return jax_compat.bind(eqn, [self.env.read(a, None) if s is None else s for a, s in pairs])
 
     def _value(self, atom: Any, low: Any, precision: Precision | None) -> Value:
         """Return a value as it leaves for another block."""
-        if literal(atom) is not None:
-            return Value(low)
-        shadow = self.shadows.get(atom)
-        if shadow is None and is_narrow(precision):
+        shadow = self._shadow(atom)
+        if shadow is None and is_narrow(precision) and not isinstance(atom, Literal):
             shadow = self.env.read(atom, None)
         return Value(low, shadow)
+
+    def _shadow(self, atom: Any) -> Any:
+        return None if isinstance(atom, Literal) else self.shadows.get(atom)
 
     def _know(self, var: Any, value: Value) -> None:
         if value.shadow is not None:

@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.inspect.blocks import Block, Site
-from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal, run_sites
+from jaxamp.numerics.nested_interpreter import Interpreter, Value, run_sites
 from jaxamp.tools.tune.tuning import Group
 
 
@@ -85,8 +86,8 @@ class _Run:
         self, atom: Any, precision: Precision | None, copy: Precision | None, group: int | None
     ) -> Any:
         """Return a value as one group of operations reads it."""
-        if (number := literal(atom)) is not None:
-            return number
+        if isinstance(atom, Literal):
+            return jax_compat.literal_value(atom)
         value, stored, _ = self.stored[atom]
         for wanted in (copy, precision):
             if wanted is None or not is_narrow(wanted) or stored is wanted:
@@ -100,7 +101,7 @@ class _Run:
     def results(self) -> list[Value]:
         """Return the results of the block."""
         atoms, wanted = self.block.jaxpr.outvars, self.block.plan.outputs
-        groups = [None if literal(a) is not None else self.stored[a][2] for a in atoms]
+        groups = [None if isinstance(a, Literal) else self.stored[a][2] for a in atoms]
         return [Value(self.read(*each)) for each in zip(atoms, wanted, repeat(None), groups)]
 
     def _group(self, site: Site) -> int | None:
