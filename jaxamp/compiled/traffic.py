@@ -7,9 +7,9 @@ loop's condition is read, and a loop that cannot be understood counts once and i
 
 What a kernel moves is its operands and its results, except for the part of an operand that is never
 touched: a slice or gather reads only what it returns, also of what the kernel computes element by
-element or slices before, and an update in place writes only what changed. Without this, a scan over
-layers would be charged for all layers at every step. Scratch space of library calls and on-chip
-buffers of a TPU are not counted.
+element, slices or joins before (of each part a share), and an update in place writes only what
+changed. Without this, a scan over layers would be charged for all layers at every step. Scratch
+space of library calls and on-chip buffers of a TPU are not counted.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ WORDS = {"f8e4m3fn": "f8_e4m3", "f8e5m2": "f8_e5m2", "f4e2m1fn": "f4_e2m1"}
 """Names of formats in jaxamp, by those of the compiler where they differ."""
 
 _ELEMENT_BY_ELEMENT = {
-    "abs", "add", "and", "bitcast", "clamp", "compare", "convert", "copy", "divide", "exponential",
-    "get-tuple-element", "log", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or",
-    "power", "reshape", "rsqrt", "select", "sqrt", "subtract", "tanh", "transpose",
+    "abs", "add", "and", "bitcast", "clamp", "compare", "concatenate", "convert", "copy", "divide",
+    "exponential", "get-tuple-element", "log", "logistic", "maximum", "minimum", "multiply",
+    "negate", "not", "or", "power", "reshape", "rsqrt", "select", "sqrt", "subtract", "tanh",
+    "transpose",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _STARTED = {"copy-start": 0, "slice-start": 1}  # which of its results is not its operand

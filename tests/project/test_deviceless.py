@@ -146,23 +146,29 @@ ENTRY %main.1 (rows.2: f32[4,8], row.2: f32[1,8], i.2: s32[]) -> f32[4,8] {
     assert traffic.measure(hlo.parse(text)).bytes == ROW + INDEX + ROW
 
 
-def test_a_slice_of_a_slice_reads_what_the_last_one_returns():
+@pytest.mark.parametrize(
+    "first",
+    ["slice(%rows.1), slice={[0:2], [0:8]}", "concatenate(%one.1, %other.1), dimensions={0}"],
+)
+def test_a_slice_in_a_kernel_reads_what_the_last_one_returns(first: str):
     """Cotangents of what is joined again and again are slices of slices, in one kernel."""
     text = """HloModule slices
 
-%cut.1 (rows.1: f32[4,8]) -> f32[1,8] {
+%kernel.1 (rows.1: f32[4,8]) -> f32[1,8] {
   %rows.1 = f32[4,8]{1,0} parameter(0)
-  %most.1 = f32[3,8]{1,0} slice(%rows.1), slice={[0:3], [0:8]}
-  %twice.1 = f32[3,8]{1,0} add(%most.1, %most.1)
-  ROOT %row.1 = f32[1,8]{1,0} slice(%twice.1), slice={[2:3], [0:8]}
+  %one.1 = f32[1,8]{1,0} slice(%rows.1), slice={[0:1], [0:8]}
+  %other.1 = f32[1,8]{1,0} slice(%rows.1), slice={[3:4], [0:8]}
+  %both.1 = f32[2,8]{1,0} FIRST
+  %twice.1 = f32[2,8]{1,0} add(%both.1, %both.1)
+  ROOT %row.1 = f32[1,8]{1,0} slice(%twice.1), slice={[1:2], [0:8]}
 }
 
 ENTRY %main.1 (rows.2: f32[4,8]) -> f32[1,8] {
   %rows.2 = f32[4,8]{1,0} parameter(0)
-  ROOT %cut.2 = f32[1,8]{1,0} fusion(%rows.2), kind=kLoop, calls=%cut.1
+  ROOT %row.2 = f32[1,8]{1,0} fusion(%rows.2), kind=kLoop, calls=%kernel.1
 }
 """
-    assert traffic.measure(hlo.parse(text)).bytes == ROW + ROW
+    assert traffic.measure(hlo.parse(text.replace("FIRST", first))).bytes == ROW + ROW
 
 
 def test_scratch_space_and_on_chip_buffers_are_not_counted():
