@@ -7,20 +7,24 @@ of their own; the equations inside of those are seen, and stay where they are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.jaxprs.interpret import walk
+from jaxamp.jaxprs.known_arrays import Atom, KnownArrays
 from jaxamp.jaxprs.nested import called, is_region, nested
-
-Atom = int | Literal
 
 _OPENED = frozenset({"jit", "pjit", "closed_call", "call"})
 _RULED = frozenset({"custom_jvp_call"})
 _SOFTMAX = "_softmax"  # JAX's own, whose rule is the derivative, see jax/_src/nn/functions.py
+_LARGEST = 1 << 26  # elements of a known array: the causal mask of 8,192 words
+
+Given = Mapping[int, tuple[KnownArrays, Atom]]
+"""Per input of a jaxpr that is known, the arrays known around it and which one of these it is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +69,19 @@ def open_level(closed: ClosedJaxpr) -> Level:
     level.entries = [new_value(level, v.aval) for v in closed.jaxpr.invars]
     level.units, level.exits = open_into(level, closed, level.entries)
     return level
+
+
+def known_in(level: Level, given: Given) -> KnownArrays:
+    """Return the known arrays of a level."""
+    known = KnownArrays(level.avals, _LARGEST)
+    for entry, (around, atom) in given.items():
+        known.enter(entry, around.thin_shape(atom), functools.partial(around.thin, atom))
+    for value, const in level.constants.items():
+        if not isinstance(const, Tracer) and hasattr(const, "dtype"):
+            known.enter(value, tuple(const.shape), lambda const=const: const)
+    for unit in level.equations():
+        known.follow(unit.eqn, unit.ins, unit.outs)
+    return known
 
 
 def new_value(level: Level, aval: Any) -> int:

@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec
 
 from jaxamp.core import jax_compat
 from jaxamp.found.emit_level import Changes, Emitter
-from jaxamp.found.known_numbers import Given, KnownNumbers
-from jaxamp.found.levels import Atom, Level, Unit, made, new_value, numbers, open_into
+from jaxamp.found.levels import Atom, Given, Level, Unit, made, new_value, numbers, open_into
 from jaxamp.found.region import Emission
+from jaxamp.jaxprs.known_arrays import KnownArrays
 from jaxamp.jaxprs.nested import Loop, Wiring, called, loop, wiring
 
 
@@ -106,7 +106,7 @@ class Joined:
     exits: tuple[list[Atom], list[Atom]]
 
 
-def join(pair: Pair, known: KnownNumbers) -> Joined:
+def join(pair: Pair, known: KnownArrays) -> Joined:
     """Return the bodies of a pair as one level."""
     mine, others = map(_wired, (pair.first, pair.second))
     level = Level(mine.body)
@@ -131,8 +131,7 @@ def join(pair: Pair, known: KnownNumbers) -> Joined:
     level.entries = [*dict.fromkeys([*entries, *own])]  # type: ignore[list-item]
     steady = [*zip(pair.first.ins, entries, strict=True)][: mine.invariants]
     steady += [*zip(pair.second.ins, more, strict=True)][: others.invariants]
-    place = {entry: i for i, entry in enumerate(level.entries)}
-    given = {place[e]: (known, a) for a, e in steady if known.is_known(a)}  # type: ignore[index]
+    given = {e: (known, a) for a, e in steady if a in known and isinstance(e, int)}
     return Joined(pair, level, given, (entries, more), (units, later), (exits, results))
 
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from jax.extend.core import Jaxpr
 
 from jaxamp.core.features import Outcome
-from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level
 from jaxamp.found.places import Scopes
+from jaxamp.jaxprs.known_arrays import KnownArrays
 
 
 class Emission(Protocol):
@@ -83,7 +83,7 @@ class Kind(Protocol):
         ...
 
     def find(
-        self, level: Level, known: KnownNumbers, scopes: Scopes
+        self, level: Level, known: KnownArrays, scopes: Scopes
     ) -> tuple[list[Any], list[Outcome]]:
         """Return the regions of a level, and what looks like one and is not replaced."""
         ...

@@ -12,12 +12,12 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp.core import jax_compat
 from jaxamp.core.features import Outcome, Replaced
 from jaxamp.found.emit_level import Binding, Changes, emit_level
-from jaxamp.found.known_numbers import Given, KnownNumbers
-from jaxamp.found.levels import Level, Unit, open_level
+from jaxamp.found.levels import Given, Level, Unit, known_in, open_level
 from jaxamp.found.pairs import Together, join, pairs_of
 from jaxamp.found.places import Scopes
 from jaxamp.found.region import Kind
 from jaxamp.jaxprs.hashing import share_rules
+from jaxamp.jaxprs.known_arrays import KnownArrays
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 
 _ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
@@ -52,14 +52,14 @@ class _Search:
 
     def changes(self, level: Level, given: Given, scopes: Scopes) -> Changes:
         """Return what changes in a level."""
-        known = KnownNumbers(level, given)
+        known = known_in(level, given)
         bodies, bindings = self._inside(level, known, scopes)
         regions, refused = self.kind.find(level, known, scopes)
         self.outcomes += [*(region.outcome for region in regions), *refused]
         return Changes(regions, bodies, bindings)
 
     def _inside(
-        self, level: Level, known: KnownNumbers, scopes: Scopes
+        self, level: Level, known: KnownArrays, scopes: Scopes
     ) -> tuple[dict[Unit, list[ClosedJaxpr]], dict[Unit, Binding]]:
         """Return the jaxprs of loops, branches and the like that change, and pairs of loops."""
         bodies: dict[Unit, list[ClosedJaxpr]] = {}
@@ -116,7 +116,7 @@ def _backward(outcomes: Sequence[Outcome]) -> int:
     return sum(outcome.backward and not outcome.obstacle for outcome in outcomes)
 
 
-def _given(unit: Unit, known: KnownNumbers) -> Given:
+def _given(unit: Unit, known: KnownArrays) -> Given:
     """Return the inputs of a unit's jaxprs that are known numbers."""
     match wiring(unit.eqn):
         case Wiring.CALL:
@@ -132,4 +132,4 @@ def _given(unit: Unit, known: KnownNumbers) -> Given:
         shapes: Any = [(whole.aval, part.aval) for whole, part in pairs]
         whole = {i for i, (a, b) in enumerate(shapes) if a.shape == b.shape}
         operands = [(i, a) for i, a in operands if i in whole]
-    return {i: (known, a) for i, a in operands if known.is_known(a)}
+    return {i: (known, a) for i, a in operands if a in known}

@@ -24,11 +24,11 @@ from jaxamp.found.attention.match import (
 from jaxamp.found.attention.replacement import KIND, Replacement
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.attention.slopes import has_slope
-from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level, live_from, made, numbers
 from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
+from jaxamp.jaxprs.known_arrays import KnownArrays
 from jaxamp.jaxprs.nested import nested
 from jaxamp.policy.policy import PrecisionPolicy
 
@@ -76,7 +76,7 @@ class _Attentions:
         return self._names[jaxpr]
 
     def find(
-        self, level: Level, known: KnownNumbers, scopes: Scopes
+        self, level: Level, known: KnownArrays, scopes: Scopes
     ) -> tuple[list[Replacement], list[Outcome]]:
         """Return the attentions of a level, and what looks like one."""
         self.refused = []

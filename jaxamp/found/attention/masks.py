@@ -68,7 +68,7 @@ def _known_mask(step: Step, scores: Scores, layout: Layout) -> Any:
     if isinstance(step, Rescaling):
         return None
     known, home = scores.known, scores.home(step.factor)
-    if home is None or not known.is_known(home):
+    if home is None or home not in known:
         return None
     number = np.asarray(known.thin(home))
     varies = (n == size_of(p) for n, p in zip(number.shape, step.factor.places, strict=True))
@@ -95,7 +95,7 @@ def _may_be_low(step: Bias, scores: Scores) -> bool:
     seen = set[int]()
     while pending:
         atom = pending.pop()
-        if isinstance(atom, Literal) or known.is_known(atom):
+        if isinstance(atom, Literal) or atom in known:
             if np.any(np.abs(known.thin(atom)) >= -LEAST):
                 return True
         elif atom not in seen:

@@ -13,7 +13,6 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxamp.found.algebra import Algebra
-from jaxamp.found.known_numbers import KnownNumbers, one_number
 from jaxamp.found.levels import Atom, Level, Unit, numbers
 from jaxamp.found.values import (
     Factor,
@@ -29,6 +28,7 @@ from jaxamp.found.values import (
     size_of,
     substituted,
 )
+from jaxamp.jaxprs.known_arrays import KnownArrays, one_number
 
 LEAST = -1e4  # stand-ins for minus infinity are at least as low
 _SMALL = 1 << 10
@@ -44,7 +44,7 @@ class Forms(NamedTuple):
 class Scores:
     """The values of a level in the algebra."""
 
-    def __init__(self, level: Level, known: KnownNumbers) -> None:
+    def __init__(self, level: Level, known: KnownArrays) -> None:
         self.level, self.known = level, known
         self.algebra = Algebra()
         self.forms: dict[int, Forms] = {}  # per value that is more than a leaf, what it is
@@ -133,20 +133,16 @@ class Scores:
         """Return the number that a small known array is in every place, as masks of heads are."""
         value = self.of(atom).whole
         shape = [size_of(place) for place in value.places]
-        if value.number is not None or math.prod(shape) > _SMALL or not self.known.is_known(atom):
+        if value.number is not None or math.prod(shape) > _SMALL or atom not in self.known:
             return value.number
         return one_number(np.unique(self.known.thin(atom)))
 
     def numbers(self, factor: Factor) -> np.ndarray | None:
         """Return the numbers of a known array, without axes of size one; ``None`` for others."""
         base = self.algebra.bases[factor.base]
-        if (
-            base.kind != "leaf"
-            or not isinstance(base.data, int)
-            or not self.known.is_known(base.data)
-        ):
+        if base.kind != "leaf" or not isinstance(base.data, int) or base.data not in self.known:
             return None
-        return np.squeeze(self.known.value(base.data))
+        return np.squeeze(self.known.whole(base.data))
 
     def is_mask(self, factor: Factor) -> bool:
         """Return whether an array is boolean, or known to be zeros and ones."""

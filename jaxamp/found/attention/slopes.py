@@ -21,9 +21,9 @@ from jax.extend.core import Literal
 from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.found.attention.match import Bias
 from jaxamp.found.attention.scores import LEAST, Scores
-from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Atom, Unit
 from jaxamp.found.values import Axis, Place, Value, reshaped, single
+from jaxamp.jaxprs.known_arrays import KnownArrays
 
 _KINDS = (OpKind.ELEMENTWISE, OpKind.DATA_MOVEMENT)
 _LOOKUPS = ("gather", "dynamic_slice")
@@ -39,7 +39,7 @@ def has_slope(step: Bias, keys: tuple[Axis, ...], scores: Scores) -> bool:
     seen = set[tuple[int, tuple[Place, ...]]]()
     while pending:
         atom, value = pending.pop()
-        if isinstance(atom, Literal) or known.is_known(atom) or (atom, value.places) in seen:
+        if isinstance(atom, Literal) or atom in known or (atom, value.places) in seen:
             continue
         seen.add((atom, value.places))
         unit = scores.level.makers.get(atom)
@@ -58,11 +58,10 @@ def is_arithmetic(unit: Unit) -> bool:
     return op is not None and op.kind in _KINDS and name not in _LOOKUPS
 
 
-def _is_mask(unit: Unit, known: KnownNumbers) -> bool:
+def _is_mask(unit: Unit, known: KnownArrays) -> bool:
     """Return whether a product has so large a known factor that nothing but a mask has."""
     return unit.eqn.primitive.name == "mul" and any(
-        known.is_known(atom) and bool(np.any(np.abs(known.thin(atom)) >= -LEAST))
-        for atom in unit.ins
+        atom in known and bool(np.any(np.abs(known.thin(atom)) >= -LEAST)) for atom in unit.ins
     )
 
 

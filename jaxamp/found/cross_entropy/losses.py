@@ -28,11 +28,11 @@ from jaxamp.found.cross_entropy.passes import (
     logits_of,
 )
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
-from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level, Unit
 from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.region import Region
 from jaxamp.found.replace_regions import replace_regions
+from jaxamp.jaxprs.known_arrays import KnownArrays
 from jaxamp.jaxprs.nested import nested
 from jaxamp.kernels.target_gpu import described_platform
 from jaxamp.policy.policy import PrecisionPolicy
@@ -146,7 +146,7 @@ class _Losses:
         return is_known and (True in self.words.values() or 4 * size >= MATTERS)
 
     def find(
-        self, level: Level, known: KnownNumbers, scopes: Scopes
+        self, level: Level, known: KnownArrays, scopes: Scopes
     ) -> tuple[list[_Region], list[Outcome]]:
         """Return the losses of a level, and what looks like one."""
         regions: list[_Region] = []
@@ -168,7 +168,7 @@ class _Losses:
         self,
         unit: Unit,
         level: Level,
-        known: KnownNumbers,
+        known: KnownArrays,
         place: Place,
         taken: frozenset[int],
     ) -> list[_Region]:

@@ -20,8 +20,8 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxamp.found.cross_entropy.rows import Flow, Rows, flow, flow_back
-from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Atom, Level, Unit, numbers
+from jaxamp.jaxprs.known_arrays import KnownArrays
 
 MOST_PASSES = 2
 _EXPONENTIALS = ("exp", "exp2")
@@ -205,7 +205,7 @@ class Search:
     """
 
     level: Level
-    known: KnownNumbers
+    known: KnownArrays
     logits: Logits
     is_whole: bool = False
     rows: dict[int, Rows] = field(default_factory=dict)
@@ -328,8 +328,8 @@ class Search:
 
     def _counted(self, indices: Atom, number: int) -> int | None:
         """Return the axis of indices that one of their numbers is the place along."""
-        if self.known.is_known(indices):
-            column = self.known.value(indices)[..., number]
+        if indices in self.known:
+            column = self.known.whole(indices)[..., number]
             for axis, size in enumerate(column.shape):
                 along = [size if i == axis else 1 for i in range(column.ndim)]
                 if size > 1 and (column == np.arange(size).reshape(along)).all():

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from jaxamp.plan.conditioning.squares import Squares, is_square, multiplies
-from jaxamp.plan.dataflow.known_arrays import KnownArrays
+from jaxamp.plan.dataflow.known_arrays import KnownValues
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
@@ -27,7 +27,7 @@ _SOLVERS = ("custom_linear_solve", "linear_solve", "triangular_solve")
 
 
 def find_remainders(
-    graph: Graph, products: Iterable[Node], squares: Squares, known: KnownArrays
+    graph: Graph, products: Iterable[Node], squares: Squares, known: KnownValues
 ) -> dict[Node, Sequence[int]]:
     """Return the products that are subtracted from what they multiply, each with arrays of that."""
     found, differences = dict[Node, Sequence[int]](), set[int]()
@@ -81,13 +81,13 @@ def _is_residual(squares: Squares, value: int, of: int) -> bool:
     )
 
 
-def _alike(squares: Squares, known: KnownArrays, one: int, other: int) -> Sequence[Node]:
+def _alike(squares: Squares, known: KnownValues, one: int, other: int) -> Sequence[Node]:
     """Return two products of one array by masks, by known numbers or by arrays made of each other.
 
     Or one by known numbers, of which parts are subtracted.
     """
     nodes = [n for v in (one, other) if (n := squares.makers.get(v)) and multiplies(n)]
-    by_known = [any(map(known.is_made, n.ins)) for n in nodes]
+    by_known = [not known.made.isdisjoint(n.ins) for n in nodes]
     if one == other or len(nodes) < 2:
         return nodes[:1] if one == other and any(by_known) else ()
     arrays = squares.origins if all(by_known) else squares.whole
@@ -106,11 +106,11 @@ def _are_of_one(squares: Squares, one: int, other: int) -> bool:
     return one == other or any(squares.is_linear(v, (of,), sums=True) for v, of in pairs)
 
 
-def _orthogonal(graph: Graph, squares: Squares, known: KnownArrays) -> Iterator[Node]:
+def _orthogonal(graph: Graph, squares: Squares, known: KnownValues) -> Iterator[Node]:
     """Yield the products of an array with itself beside an identity matrix: `q.T @ q - eye(n)`."""
     for node in graph.named.get("sub", ()):
         for one, other in (node.ins, node.ins[::-1]):
-            is_matrix = known.is_made(one) and graph.avals[one].ndim > 1
+            is_matrix = one in known.made and graph.avals[one].ndim > 1
             if is_matrix and graph.ranges[one].low >= 0 and graph.ranges[one].high <= 1:
                 product = squares.makers.get(squares.origins[other])
                 if product and multiplies(product) and len(squares.read(product)) == 1:
@@ -151,7 +151,7 @@ def _made_by(
 class _Balanced:
     """Matrices of differences: most of their rows add up to nothing."""
 
-    def __init__(self, graph: Graph, squares: Squares, known: KnownArrays) -> None:
+    def __init__(self, graph: Graph, squares: Squares, known: KnownValues) -> None:
         self._graph, self._squares, self._known = graph, squares, known
         self._less = _less_than_diagonal(graph, squares)
         self._found: dict[int, bool] = {}
@@ -169,7 +169,7 @@ class _Balanced:
         if value not in self._known or not low < 0 < high:
             return False
         if value not in self._found:
-            self._found[value] = _is_balanced(self._known[value])
+            self._found[value] = _is_balanced(self._known.whole(value))
         return self._found[value]
 
 

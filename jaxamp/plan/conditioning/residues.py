@@ -21,7 +21,7 @@ from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.conditioning.remainders import find_remainders
 from jaxamp.plan.conditioning.squares import Squares, chosen, multiplies
 from jaxamp.plan.dataflow.constraints import Constraint
-from jaxamp.plan.dataflow.known_arrays import KnownArrays
+from jaxamp.plan.dataflow.known_arrays import KnownValues
 from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.plan.graph.sweeps import backward, union
 
@@ -50,7 +50,7 @@ def find_residues(
 ) -> dict[Node, Constraint]:
     """Return the products of a forward pass of which a residue is needed, each with why."""
     products = [n for n in products if not is_backward(n.scope)]
-    known = KnownArrays(graph)
+    known = KnownValues(graph)
     remainders = find_remainders(graph, products, squares, known)
     leaving = [n for n in graph.nodes if n.name in _LEAVING or n.semantics.periodic]
     left = {node: found for node in leaving if (found := [*_left(graph, squares, node)])}
@@ -59,7 +59,7 @@ def find_residues(
 
     def is_layer(node: Node) -> bool:
         is_wide = node in remainders or node in cancelled
-        return multiplies(node) and not is_wide and not any(map(known.is_made, node.ins))
+        return multiplies(node) and not is_wide and known.made.isdisjoint(node.ins)
 
     norms, made = _norms(graph, squares), _made(graph, is_layer)
     needs = _needs(graph, squares, norms, left)

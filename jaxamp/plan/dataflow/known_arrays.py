@@ -1,75 +1,58 @@
-"""Compute matrices that a program makes of numbers written in it: bands, blocks, tables of waves.
+"""Matrices that a program makes of numbers written in it: bands, blocks, tables of waves.
 
 A captured matrix, as parameters may be, is read as it is, and nothing that is made of it computed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 
 import numpy as np
 
-from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import Trait
-from jaxamp.jaxprs.nested import nested
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role
+from jaxamp.jaxprs.known_arrays import KnownArrays
+from jaxamp.plan.graph.graph import Graph, Link
 
 _LARGEST = 1 << 20  # elements: what is larger counts as unknown
-_ROLES = (Role.CONTRACT, Role.REDUCE, Role.ELEMENTWISE, Role.MOVE, Role.MERGE, Role.CONVERT)
-_OF_DEVICES = (Trait.ALLREDUCE, Trait.COLLECTIVE, Trait.VARY)
 
 
-class KnownArrays:
-    """Captured arrays, and values made of literals and vectors; each is computed if asked for."""
+class KnownValues(KnownArrays):
+    """Captured arrays, and values made of literals and vectors.
+
+    Attributes:
+      made: values that the program makes of numbers that are written in it.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._arrays = dict(graph.captured)
-        self._makers: dict[int, Node] = {}
-        parts = {v for v in graph.constants.keys() | graph.captured.keys() if self._is_part(v)}
+        super().__init__(graph.avals, _LARGEST)
+        self.made: set[int] = set()
+        for value, number in graph.constants.items():
+            aval = graph.avals[value]
+            if not aval.shape and value not in graph.sources:
+                self.enter(value, (), functools.partial(np.asarray, number, aval.dtype))
+        matrices = {v for v in graph.captured if _is_matrix(graph, v)}
+        self._capture(graph, graph.captured.keys() - matrices)
+        known = {*self._makers}
         for node in graph.nodes:
-            if parts.issuperset(node.ins) and _is_pure(node) and self._is_small(node.outs):
-                self._makers.update(dict.fromkeys(node.outs, node))
-                parts.update(node.outs)
+            if not known.issuperset(node.ins):
+                continue
+            if node.link is Link.INVARIANT:
+                (source,) = node.ins
+                make = functools.partial(self.thin, source)
+                self.enter(node.outs[0], self.thin_shape(source), make)
+            elif node.eqn is not None:
+                self.follow(node.eqn, node.ins, node.outs)
+            made = [value for value in node.outs if value in self]
+            self.made.update(made)
+            known.update(made)
+        self._capture(graph, matrices)
 
-    def __contains__(self, value: int) -> bool:
-        return value in self._arrays or self.is_made(value)
-
-    def is_made(self, value: int) -> bool:
-        """Return whether the program makes a value of numbers that are written in it."""
-        return value in self._makers
-
-    def __getitem__(self, value: int) -> np.ndarray:
-        pending = [value]
-        for made in pending:
-            if made not in self._arrays and made in self._makers:
-                pending += self._makers[made].ins
-        needed = {self._makers[v] for v in pending if v in self._makers and v not in self._arrays}
-        for node in sorted(needed, key=lambda node: node.index):
-            operands = [self[v] for v in node.ins]
-            results = operands if node.link else jax_compat.computed(node.eqn, operands)
-            self._arrays.update(zip(node.outs, results, strict=True))
-        if value not in self._arrays:
-            return np.asarray(self._graph.constants[value], self._graph.avals[value].dtype)
-        return np.asarray(self._arrays[value])
-
-    def _is_part(self, value: int) -> bool:
-        """Return whether a value is a literal, or a captured array that is no float matrix."""
-        graph, shape = self._graph, self._graph.avals[value].shape
-        if value in graph.captured:
-            return sum(n != 1 for n in shape) < 2 or graph.kinds[value] != "f"
-        return not shape and value not in graph.sources
-
-    def _is_small(self, values: Collection[int]) -> bool:
-        sizes = (self._graph.sizes[v] for v in values)
-        return all(isinstance(size, int) and size <= _LARGEST for size in sizes)
+    def _capture(self, graph: Graph, values: Collection[int]) -> None:
+        for value in values:
+            array = graph.captured[value]
+            self.enter(value, graph.avals[value].shape, lambda array=array: array)
 
 
-def _is_pure(node: Node) -> bool:
-    """Return whether a node computes the same whenever it is asked, and on any device."""
-    if node.eqn is None:
-        return node.link is Link.INVARIANT
-    is_plain = node.role in _ROLES and node.trait not in _OF_DEVICES
-    is_iota = node.trait is Trait.GENERATOR and not node.ins
-    is_solved = node.trait is Trait.LINALG and not nested(node.eqn)
-    return (is_plain or is_iota or is_solved) and not node.eqn.effects
+def _is_matrix(graph: Graph, value: int) -> bool:
+    """Return whether a value is of real numbers along several axes."""
+    return graph.kinds[value] == "f" and sum(n != 1 for n in graph.avals[value].shape) > 1
