@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core.features import Outcome, Replaced
 from jaxamp.found.attention.kernels.fused import Fused as Kernel
-from jaxamp.found.attention.kernels.platforms import Biased, at_hand, everywhere, refusal
+from jaxamp.found.attention.kernels.platforms import at_hand, everywhere, refusal
 from jaxamp.found.attention.layout import layout_of
 from jaxamp.found.attention.masks import kernel_words
 from jaxamp.found.attention.match import (
@@ -135,8 +135,7 @@ class _Attentions:
             return obstacle
         is_zeroed = True in masked_again
         replaced = Replacement(place, found, layout, spec, scores, rest, is_sure, is_zeroed)
-        types = replaced.types(self.policy.base.dtype)
-        return refusal(types, spec, self.kernels, _biased(replaced)) or replaced
+        return refusal(replaced.types(self.policy.base.dtype), spec, self.kernels) or replaced
 
 
 def _unfit_arrays(found: Found, scores: Scores) -> str | None:
@@ -185,18 +184,6 @@ def _is_transpose(found: Found, scores: Scores) -> bool:
     if not first:
         return False
     return found.dout is None or max(out, place(scores.home(found.dout))) >= min(first.values())
-
-
-def _biased(replaced: Replacement) -> Biased:
-    found, scores = replaced.found, replaced.scores
-    homes = {*map(scores.home, replaced.added)}
-    avals = [scores.level.avals[home] for home in homes if home is not None]
-    return Biased(
-        given=sum(aval.size * aval.dtype.itemsize for aval in avals),
-        forward="out" in found.results,
-        backward=found.backward,
-        bias_grad=found.backward and _has_bias_grad(found),
-    )
 
 
 def _has_bias_grad(found: Found) -> bool:

@@ -33,8 +33,6 @@ class Fused:
     forward: Callable[[Operands, AttentionSpec], tuple[Any, Any]]  # the output and `lse`
     # The cotangents; the last argument says whether a bias has one.
     backward: Callable[[Operands, Results, AttentionSpec, bool], tuple[Any, ...]]
-    # Types of operands as it reads them, which may have a bias for a known mask.
-    as_read: Callable[[Operands], Operands] = lambda operands: operands
 
 
 def forward_form(kernel: Fused, spec: AttentionSpec) -> Form:

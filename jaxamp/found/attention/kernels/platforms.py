@@ -1,16 +1,10 @@
-"""Choice of a platform's attention kernel and its way with a mask, or why there is none.
-
-A kernel has no array of scores, but reads a bias for each, in 16 bits; what that is made of is read
-twice, for the largest number of each row and for the bias itself. Written out, an attention moves
-its scores. Queries, keys, values and their cotangents are read and written either way.
-"""
+"""Choice of a platform's attention kernel and its way with a mask, or why there is none."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +54,7 @@ def _with_bias_of(kernel: Fused, mask: KnownMask) -> Fused:
     ) -> tuple[Any, ...]:
         return kernel.backward(biased(operands), results, replace(spec, mask=None), bias_grad)
 
-    return replace(kernel, obstacle=obstacle, forward=forward, backward=backward, as_read=types)
+    return replace(kernel, obstacle=obstacle, forward=forward, backward=backward)
 
 
 def _on_segments(kernel: Fused, queries: int, keys: int) -> Fused:
@@ -151,44 +145,12 @@ def _of_gpu(gpu: TargetGpu | None) -> list[Fused]:
     return [] if gpu is None else [cudnn.on(gpu)]
 
 
-_FORWARD, _BACKWARD = 4, 7
-"""Times that 16-bit arrays of scores, weights and their cotangents are written or read."""
-
-
-class Biased(NamedTuple):
-    """Use of an attention that has a bias by a program: what is computed."""
-
-    given: int  # bytes of the arrays that the bias is made of
-    forward: bool = True
-    backward: bool = False
-    bias_grad: bool = False
-
-
-def loss(operands: Operands, biased: Biased) -> str | None:
-    """Return in words what a kernel moves more than is moved without it; ``None`` if it pays."""
-    (batch, queries, heads, _), keys = operands.q.shape, operands.k.shape[1]
-    scores = batch * heads * queries * keys or 1
-    times = _FORWARD * biased.forward + _BACKWARD * biased.backward + biased.bias_grad
-    without = biased.given + 2 * times * scores
-    made = math.prod(operands.bias.shape[:2]) * queries * keys
-    numbers = made * (1 + 2 * biased.bias_grad) + (biased.forward + biased.backward) * scores
-    with_bias = 2 * (biased.given + numbers)
-    if with_bias <= without:
-        return None
-    return (
-        f"with its bias the kernel moves {with_bias / scores:.1f} bytes for each score, "
-        f"the program as written {without / scores:.1f}"
-    )
-
-
-def refusal(
-    operands: Operands, spec: AttentionSpec, kernels: Sequence[Fused], biased: Biased
-) -> str | None:
-    """Return in words why no kernel takes operands both ways, or pays; ``None`` if one does.
+def refusal(operands: Operands, spec: AttentionSpec, kernels: Sequence[Fused]) -> str | None:
+    """Return in words why no kernel takes operands both ways; ``None`` if one does.
 
     >>> import jax
     >>> x = jax.ShapeDtypeStruct((1, 64, 4, 300), "bfloat16")
-    >>> refusal(Operands(x, x, x), AttentionSpec(scale=1.0), everywhere(), Biased(given=0))
+    >>> refusal(Operands(x, x, x), AttentionSpec(scale=1.0), everywhere())
     'cuDNN: The head dim must be <= 256 and a multiple of 8, but got 300.'
     """
     flat = flattened(operands)
@@ -196,18 +158,9 @@ def refusal(
     for kernel in kernels:
         reason: str | None = None
         for way in ways(kernel, spec):
-            reason = _reason(way, flat, spec, biased)
+            passes = (way.obstacle(flat, spec, backward) for backward in (False, True))
+            reason = next(filter(None, passes), None)
             if reason is None:
                 return None
         reasons.append(f"{kernel.name}: {reason}")
     return reasons[0] if reasons else "there is no kernel"
-
-
-def _reason(kernel: Fused, operands: Operands, spec: AttentionSpec, biased: Biased) -> str | None:
-    """Return why a kernel does not take operands with one batch axis both ways, or does not pay."""
-    passes = (kernel.obstacle(operands, spec, backward) for backward in (False, True))
-    reason = next(filter(None, passes), None)
-    read = kernel.as_read(operands)
-    if reason is None and read.bias is not None:
-        return loss(read, biased)
-    return reason

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxamp.found.attention.kernels import composed
-from jaxamp.found.attention.kernels.platforms import Biased, everywhere, refusal
+from jaxamp.found.attention.kernels.platforms import everywhere, refusal
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from tests.audit import equations
 from tests.found.attention.kernels.calls import attention, attention_forward
@@ -31,7 +31,6 @@ CASES = {
     "no batch": ((6, 2, 8), (6, 2, 8), None, {}),
     "two batch axes": ((2, 3, 4, 2, 8), (2, 3, 4, 2, 8), (1, 3, 1, 4, 4), {"causal": True}),
 }
-BOTH_WAYS = Biased(given=0, backward=True)
 
 
 def _problem(case, dtype=jnp.bfloat16, spread=1.0):
@@ -394,5 +393,5 @@ def test_refusals_are_words(words, dtype, head, length, bias):
     """What no kernel takes is known from shapes and dtypes."""
     x = jax.ShapeDtypeStruct((2, length, 4, head), dtype)
     added = jax.ShapeDtypeStruct((1, 4, length, length), "float32") if bias else None
-    found = refusal(Operands(x, x, x, added), AttentionSpec(1.0), everywhere(), BOTH_WAYS)
+    found = refusal(Operands(x, x, x, added), AttentionSpec(1.0), everywhere())
     assert found is None if words is None else words in found
