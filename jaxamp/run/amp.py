@@ -49,6 +49,8 @@ class AmpFunction(Generic[_P, _R]):
       runner: its compiled forms.
     """
 
+    _leading = 0  # arguments that it takes before those of the function
+
     def __init__(
         self, fn: Callable[_P, _R], settings: Settings, runner: type[Runner] | None = None
     ) -> None:
@@ -111,8 +113,10 @@ class AmpFunction(Generic[_P, _R]):
     @contextmanager
     def _jitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
         """Make a ``jax.jit`` whose static arguments are those that a call of this one has."""
-        self.runner.check(self._target, args, kwargs)
+        own = args[self._leading :]
+        self.runner.check(self._target, own, kwargs)
         declared = self.settings.statics | static_parameters(self.__wrapped__)
+        declared = declared.shifted(self._leading)
         positions = {n for n, arg in enumerate(args) if is_constant(arg)} | declared.positions
         names = {name for name, arg in kwargs.items() if is_constant(arg)} | declared.names
         try:
@@ -123,7 +127,7 @@ class AmpFunction(Generic[_P, _R]):
                 **jax_compat.host_placement(self.__wrapped__),
             )
         except (TypeError, ValueError) as error:
-            self.runner.advise(error, self._target, args, kwargs)
+            self.runner.advise(error, self._target, own, kwargs)
             raise
 
     def prepared(

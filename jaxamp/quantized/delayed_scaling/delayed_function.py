@@ -19,18 +19,17 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxamp.errors import TrainingError, shown
-from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.quantized.delayed_scaling.amax_history import run_with_history
 from jaxamp.quantized.delayed_scaling.carried_parameters import returned_parameters
 from jaxamp.quantized.delayed_scaling.history import History, is_history
+from jaxamp.run.amp import AmpFunction
 from jaxamp.run.emit import compiled, function_result
 from jaxamp.run.runner import Runner
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Signature
-from jaxamp.trace.target import Target, is_found
 
 
-class DelayedFunction:
+class DelayedFunction(AmpFunction[..., Any]):
     """A train step with delayed scaling; what ``amp`` returns under ``fp8_delayed``.
 
     The step has to contain its gradient: the magnitudes of gradients are kept as well. Dots in
@@ -39,19 +38,13 @@ class DelayedFunction:
     """
 
     takes_history = True  # unlike what `amp` returns otherwise
+    _leading = 1
 
-    def __init__(self, fn: Callable[..., Any], settings: Settings) -> None:
-        functools.update_wrapper(self, fn, updated=())
-        self.__wrapped__ = fn
-        self._settings = settings
-        self._target = Target.of(fn, settings.statics)
-        self._runner = _HistoryRunner(self._target.function, settings)
-        self._owner: tuple[Any, ...] = ()  # the object whose method this is
-
-    @property
-    def policy(self) -> PrecisionPolicy:
-        """The policy that the step runs under."""
-        return self._settings.policy
+    def __init__(
+        self, fn: Callable[..., Any], settings: Settings, owner: tuple[Any, ...] = ()
+    ) -> None:
+        super().__init__(fn, settings, _HistoryRunner)
+        self._owner = owner  # the object whose method this is
 
     def init(self, *args: Any, **kwargs: Any) -> History:
         """Return the history before the first step, of the structure that a step returns.
@@ -108,29 +101,19 @@ class DelayedFunction:
         result, made = self._run(history, args, kwargs, measures=False)
         return result, {**history, **made}
 
-    def amp_parts(self) -> tuple[Callable[..., Any], Settings]:
-        """Return the function as it was given, and the settings under which it is rewritten."""
-        return self.__wrapped__, self._settings
-
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
         method = MethodType(self.__wrapped__, instance)
-        target = Target.of(method, self._settings.statics)
-        bound = object.__new__(DelayedFunction)  # what is compiled is shared
-        vars(bound).update(vars(self), __wrapped__=method, _target=target, _owner=(instance,))
+        bound = DelayedFunction(method, self.settings, owner=(instance,))
+        bound.runner = self.runner  # what is compiled is shared
         return bound
 
     def __reduce__(self) -> Any:
-        # What is compiled stays here. A method, and what a decorator has put in the place of its
-        # function, are found by name.
+        # What is compiled stays here. A method is found by name.
         if self._owner:
             return getattr, (*self._owner, vars(self)["__name__"])
-        parts = self.__wrapped__, self._settings
-        return vars(self)["__qualname__"] if is_found(self) else (DelayedFunction, parts)
-
-    def __repr__(self) -> str:
-        return f"<amp of {self.__wrapped__!r}, {self.policy}>"
+        return super().__reduce__()
 
     def _check(self, history: Any) -> None:
         if not is_history(history):
@@ -148,8 +131,8 @@ class DelayedFunction:
         measures: bool = True,
         runs: bool = True,
     ) -> tuple[Any, History]:
-        with self._runner.prepared(self._target, args, kwargs) as call:
-            form = self._runner.form(call)
+        with self.prepared(args, kwargs, abstract=False) as call:
+            form = self.runner.form(call)
             result, made = form(history, *call.arrays, measures=measures, runs=runs)
             return call.finish(function_result(result)) if runs else None, made
 

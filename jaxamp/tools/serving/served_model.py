@@ -252,11 +252,10 @@ def _program(content: bytes, written_by: str) -> export.Exported:
 
 
 def _amped(fn: Callable[..., Any], policy: Any) -> AmpFunction[..., Any]:
-    if isinstance(fn, AmpFunction):
-        if policy is None:
-            return fn
-        fn = fn.__wrapped__
-    amped: Any = amp(fn, DEFAULT_POLICY if policy is None else policy)
+    amped: Any = fn
+    if policy is not None or not isinstance(fn, AmpFunction):
+        plain = fn.__wrapped__ if isinstance(fn, AmpFunction) else fn
+        amped = amp(plain, DEFAULT_POLICY if policy is None else policy)
     if getattr(amped, "takes_history", False):
         raise PolicyError(
             f"serve has no steps, and so no history for {amped.policy}. Choose 'fp8_current'."

@@ -271,6 +271,19 @@ def test_methods_are_bound():
     assert traces == [model]
 
 
+def test_a_step_is_lowered_with_its_history():
+    """Ahead of time, as other functions are; the static argument keeps its place."""
+
+    @amp(policy=DELAYED)
+    def step(scale, w, x):
+        return scale * (x @ w)
+
+    history = step.init(2, *SQUARES)
+    want, _ = step(history, 2, *SQUARES)
+    got, _ = step.lower(history, 2, *SQUARES).compile()(history, *SQUARES)
+    np.testing.assert_array_equal(got, want)
+
+
 def test_a_step_is_looked_at_without_its_history(squared):
     """Plans are those of the function under the policy; it has a text."""
     step, _ = squared
