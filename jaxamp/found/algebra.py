@@ -220,10 +220,10 @@ class Algebra:
         if aligned is None:
             return None
         scores, mask = aligned
-        found = mask.single
-        if found is None or self.bases[found[0].base].kind != "leaf":
+        leaf = self._leaf(mask)
+        if leaf is None:
             return None
-        base, own = found[0].base, found[0].places
+        base, own = leaf
         axes = scores.axes
         position = {axis: i for i, axis in enumerate(axes)}
         form = self._numbered(scores.terms, position)
@@ -240,10 +240,13 @@ class Algebra:
 
     def side(self, mask: Value, sign: bool) -> Value | None:
         """Return a mask as a tensor that is one where it holds (`sign`), or where it does not."""
-        found = mask.single
-        if found is None or self.bases[found[0].base].kind != "leaf":
-            return None
-        return single(self._sided(found[0].base, sign), found[0].places, mask.places)
+        leaf = self._leaf(mask)
+        return leaf and single(self._sided(leaf.base, sign), leaf.places, mask.places)
+
+    def _leaf(self, value: Value) -> Factor | None:
+        """Return the one array of the program that a value is a multiple of, if it is."""
+        found = value.single
+        return found[0] if found and self.bases[found[0].base].kind == "leaf" else None
 
     def sum(self, value: Value, over: Iterable[Axis]) -> Value | None:
         """Return a sum over axes; ``None`` where it is no formal sum either."""

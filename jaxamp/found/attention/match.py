@@ -69,11 +69,6 @@ class Found:
         return any(name != "out" for name in self.results)
 
     @property
-    def cut(self) -> frozenset[int]:
-        """The values of the program that hold its results."""
-        return frozenset(held.value for all_held in self.results.values() for held in all_held)
-
-    @property
     def alone(self) -> frozenset[Axis]:
         """Axes of the scores that queries have and keys have not."""
         return (self.q.axes - self.k.axes) & frozenset(self.axes)
@@ -392,11 +387,9 @@ def _named(own: Sequence[Place], wanted: Sequence[Place]) -> tuple[dict[Axis, Pl
     for run, other in zip(own, wanted, strict=True):
         if [a.size for a in run] == [a.size for a in other]:
             places.update((a, (b,)) for a, b in zip(run, other, strict=True))
-        elif size_of(run) != size_of(other):
-            break
-        elif len(run) == 1:
+        elif size_of(run) == size_of(other) and len(run) == 1:
             places[run[0]] = tuple(other)
-        elif len(other) == 1:
+        elif size_of(run) == size_of(other) and len(other) == 1:
             places.update((a, (a,)) for a in run)
             parts[other[0]] = run
         else:

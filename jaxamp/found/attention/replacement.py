@@ -52,7 +52,7 @@ class Replacement:
     @property
     def made(self) -> frozenset[int]:
         """The values of the program that hold results."""
-        return self.found.cut
+        return frozenset(self.held)
 
     @functools.cached_property
     def needed(self) -> frozenset[int]:
