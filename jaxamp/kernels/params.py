@@ -16,17 +16,19 @@ import jax
 from jaxamp.core import jax_compat
 from jaxamp.errors import KernelError, accepted
 
-# Documented at one time or another and no longer fields; what to do instead.
-MOVED: dict[str, dict[str, str]] = {
-    "gpu": {
-        "delay_release": "It is a property of a block's specification now: give it to "
+# Documented at one time or another and no longer fields: of which class, and what to do instead.
+MOVED = {
+    "delay_release": (
+        "gpu",
+        "It is a property of a block's specification now: give it to "
         "KernelConfig(delay_release=...), or in a kernel of your own to plgpu.BlockSpec.",
-    },
-    "tpu": {
-        "kernel_type": "The kind of core comes from the mesh that a kernel runs on, "
+    ),
+    "kernel_type": (
+        "tpu",
+        "The kind of core comes from the mesh that a kernel runs on, "
         "pltpu.create_tensorcore_mesh or a SparseCore mesh, since JAX 0.10.1. "
         "The kernels of jaxamp run on the TensorCore.",
-    },
+    ),
 }
 _TITLES = {"gpu": "pallas.mosaic_gpu.CompilerParams", "tpu": "pallas.tpu.CompilerParams"}
 
@@ -120,10 +122,9 @@ def params_class(platform: str) -> type:
 
 def _no_field(platform: str, name: str, known: list[str]) -> str:
     text = f"{_TITLES[platform]} of JAX {jax.__version__} has no field {name!r}. "
-    if name in MOVED[platform]:
-        return text + MOVED[platform][name]
-    if left := [other for other, names in MOVED.items() if name in names]:
-        return f"{text}It was one of {_TITLES[left[0]]}. {MOVED[left[0]][name]}"
+    if name in MOVED:
+        before, instead = MOVED[name]
+        return f"{text}It was one of {_TITLES[before]}. {instead}"
     if elsewhere := [other for other in _MODULES if other != platform and name in _names(other)]:
         return f"{text}It is one of {_TITLES[elsewhere[0]]}."
     return text + accepted(name, known)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import Primitive
 
 from jaxamp.core import jax_compat
-from jaxamp.core.define import compiled, define
+from jaxamp.core.define import compiled, define, typed_as
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.errors import KernelError, shown
 from jaxamp.kernels.config import KernelConfig, resolve
@@ -158,7 +158,7 @@ def _missing_on_cuda() -> str | None:
     return None
 
 
-def _reference(x: Any, *, cast: CastConfig, transposed: bool) -> list[Any]:
+def _reference(x: Any, *, cast: CastConfig, transposed: bool, **_: Any) -> list[Any]:
     outs: list[Any] = []
     for matrix in (x, x.mT) if transposed else (x,):
         scaled = quantize(matrix, cast)
@@ -190,10 +190,6 @@ def _cut(outs: Sequence[Any], rows: int, cols: int, cast: CastConfig) -> list[An
     return kept
 
 
-def _type(x: Any, *, config: KernelConfig, **how: Any) -> Any:
-    return jax_compat.result_avals(partial(_reference, **how), (x,))
-
-
 def _batch(operands: Any, axes: Any, **params: Any) -> Any:
     (x,), (axis,) = operands, axes
     x = jnp.moveaxis(x, axis, 0)
@@ -212,7 +208,7 @@ def _refuse_derivative(*_: Any, **__: Any) -> Any:
 define(
     block_quantize_p,
     compiled(block_quantize_p),
-    _type,
+    typed_as(_reference),
     _batch,
     _refuse_derivative,
     {platform or None: partial(_lowered, platform) for platform in ("", *_PLATFORMS)},

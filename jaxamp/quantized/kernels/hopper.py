@@ -26,7 +26,7 @@ from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.params import gpu_params, mosaic_gpu
 from jaxamp.kernels.target_gpu import gpu_at_hand
 from jaxamp.quantized.kernels.fit import AXES, block_of, semantics_in_force
-from jaxamp.quantized.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
+from jaxamp.quantized.lowp.arithmetic import encode, magnitude_bits, scales_of
 
 F32 = np.dtype(np.float32)
 ROWS = 64  # of the WGMMA layout
@@ -149,7 +149,7 @@ def _quantize_rows(x_s: Any, values_s: Any, scale_s: Any, cast: CastConfig) -> N
                 largest = functools.reduce(jnp.maximum, amaxes)
                 amaxes = [_everywhere(largest, layout.reduce(1))] * len(amaxes)
             for half, wide, amax in zip(halves, wides, amaxes, strict=True):
-                scale, inverse = _scales(amax, cast)
+                scale, inverse = scales_of(amax, cast)
                 over, inverse_over = _over_rows(scale, block_cols), _over_rows(inverse, block_cols)
                 values_s[half, cut] = encode(wide, over, inverse_over, cast.out_dtype)
                 scale_s[j, half] = scale
@@ -169,7 +169,7 @@ def _quantize_columns(x_s: Any, values_s: Any, scale_s: Any, cast: CastConfig) -
             wides = [_load(x_s, (half, cut), layout) for half in halves]
             amax = functools.reduce(jnp.maximum, [_magnitude(wide, 0) for wide in wides])
             amax = _everywhere(amax, layout.reduce(0)) if block_rows > 1 else amax
-            scale, inverse = _scales(amax, cast)
+            scale, inverse = scales_of(amax, cast)
             scale_s[block, cut] = scale
             for half, wide in zip(halves, wides, strict=True):
                 over, inverse_over = (
@@ -203,13 +203,6 @@ def _everywhere(magnitudes: Any, layout: Any) -> Any:
     """Return the largest of a vector, in its place."""
     over_all = lax.broadcast_in_dim(jnp.max(magnitudes), magnitudes.shape, ())
     return mosaic_gpu().layout_cast(over_all, layout)
-
-
-def _scales(magnitudes: Any, cast: CastConfig) -> tuple[Any, Any]:
-    """Return the scales of magnitudes, given by their bits, and the reciprocals."""
-    amax = lax.bitcast_convert_type(magnitudes, F32)
-    scale = scale_factor(amax, cast.out_dtype, round_up=cast.round_sf)
-    return scale, reciprocal(scale, is_power=cast.round_sf)
 
 
 def _over_rows(by_row: Any, cols: int) -> Any:

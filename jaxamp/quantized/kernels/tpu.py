@@ -12,14 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxamp.core.formats import CastConfig
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.params import tpu_params
 from jaxamp.quantized.kernels.fit import NAME, block_of, semantics_in_force
-from jaxamp.quantized.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
+from jaxamp.quantized.lowp.arithmetic import encode, magnitude_bits, scales_of
 
 F32 = np.dtype(np.float32)
 
@@ -70,13 +69,9 @@ def _quantize_tile(wide: Any, values_ref: Any, scale_ref: Any, cast: CastConfig)
         for i in range(rows // height):
             tops, lefts = i * height, j * block_cols
             part = slice(tops, tops + height), slice(lefts, lefts + block_cols)
-            # Bits are compared: what a vector unit's own maximum makes of a NaN is its maker's
-            # business.
             axes = (0, 1) if block_rows > 1 else (1,)
             bits = jnp.max(magnitude_bits(wide[part]), axis=axes, keepdims=True)
-            amax = lax.bitcast_convert_type(bits, F32)
-            scale = scale_factor(amax, cast.out_dtype, round_up=cast.round_sf)
-            inverse = reciprocal(scale, is_power=cast.round_sf)
+            scale, inverse = scales_of(bits, cast)
             values_ref[part] = encode(wide[part], scale, inverse, cast.out_dtype)
             scale_ref[(i, j) if block_rows > 1 else j] = scale
 

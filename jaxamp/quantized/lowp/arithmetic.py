@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxamp.core.formats import Precision
+from jaxamp.core.formats import CastConfig, Precision
 
 _EXPONENT = 0x7F800000
 _MANTISSA = 0x007FFFFF
@@ -63,6 +63,17 @@ def scale_factor(amax: Any, precision: Precision, *, round_up: bool = False) -> 
     scale = jnp.maximum(scale, np.float32(smallest_scale(precision)))
     scale = power_of_two(scale) if round_up else scale
     return jnp.where(amax < np.inf, scale, np.float32(np.nan))
+
+
+def scales_of(magnitudes: Any, cast: CastConfig) -> tuple[jax.Array, jax.Array]:
+    """Return the scales of largest magnitudes, which are given by their bits, and the reciprocals.
+
+    Bits are compared, as `magnitude_bits` says: what the maximum of a vector unit makes of a NaN
+    is its maker's business.
+    """
+    amax = lax.bitcast_convert_type(magnitudes, np.float32)
+    scale = scale_factor(amax, cast.out_dtype, round_up=cast.round_sf)
+    return scale, reciprocal(scale, is_power=cast.round_sf)
 
 
 def power_of_two(x: Any) -> jax.Array:
