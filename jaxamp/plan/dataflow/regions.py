@@ -161,7 +161,8 @@ def is_pooling_gradient(node: Node) -> bool:
 
 
 LONGEST_ROW = 2**14
-"""Numbers of a row whose softmax is one kernel, in XLA:GPU."""
+"""Numbers of a row whose softmax is one kernel, in XLA:GPU; with one more it is five, which move
+16 bytes of each float32 number in the place of 8 (compiled for an H200, JAX 0.10.2)."""
 
 
 def reduces_rows(graph: Graph, node: Node, longest: float = math.inf) -> bool:
