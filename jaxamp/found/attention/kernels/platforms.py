@@ -35,16 +35,13 @@ def ways(kernel: Fused, spec: AttentionSpec) -> Iterator[Fused]:
 def _with_bias_of(kernel: Fused, mask: KnownMask) -> Fused:
     """Return a kernel that reads a known mask as a bias."""
 
-    def types(operands: Operands) -> Operands:
-        heads = (1, 1) if operands.bias is None else operands.bias.shape[:2]
-        return operands._replace(bias=jax.ShapeDtypeStruct((*heads, *mask.shape), jnp.float32))
-
     def biased(operands: Operands) -> Operands:
         bias = 0.0 if operands.bias is None else operands.bias
         return operands._replace(bias=jnp.where(mask.seen()[None, None], bias, -jnp.inf))
 
     def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
-        return kernel.obstacle(types(operands), replace(spec, mask=None), backward)
+        types = jax.eval_shape(biased, operands)
+        return kernel.obstacle(types, replace(spec, mask=None), backward)
 
     def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
         return kernel.forward(biased(operands), replace(spec, mask=None))
