@@ -395,7 +395,7 @@ MUTATIONS = (
         "tests/xla/test_techniques.py",
     ),
     Mutation(
-        "quantized/kernels/hopper.py",
+        "quantized/lowp/arithmetic.py",
         "scale = scale_factor(amax, cast.out_dtype, round_up=cast.round_sf)",
         "scale = amax",
         "tests/kernels",

@@ -8,6 +8,8 @@ there like any other; what is emitted are two equations again.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -36,12 +38,8 @@ class Pair(NamedTuple):
 
 def pairs_of(level: Level) -> list[Pair]:
     """Return the pairs in a level; each equation is in one at most."""
-    units = [u for u in level.atomic() if not u.is_whole]
-    readers: dict[int, list[tuple[Unit | None, int]]] = {}
-    for unit, atoms in (*((u, u.ins) for u in units), (None, level.exits)):
-        for index, atom in enumerate(atoms):
-            if isinstance(atom, int):
-                readers.setdefault(atom, []).append((unit, index))
+    units = [*level.atomic()]
+    reads = Counter(numbers(itertools.chain(level.exits, *(u.ins for u in units))))
     loops = [u for u in units if _is_paired(u)]
     found: list[Pair] = []
     taken: set[Unit] = set()
@@ -51,9 +49,9 @@ def pairs_of(level: Level) -> list[Pair]:
         if first is None or not links[first] or second in taken:
             continue
         taken |= {first, second}
-        mine = {(second, index) for index in links[first]}
+        linked = Counter(second.ins[index] for index in links[first])
         outs = [(i, a) for i, a in enumerate(first.outs) if isinstance(a, int)]
-        kept = (i for i, a in outs if {*readers.get(a, ())} - mine)
+        kept = (i for i, a in outs if reads[a] > linked[a])
         found.append(Pair(first, second, links[first], frozenset(kept)))
     return found
 
