@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxamp.found.values import (
     ONE,
@@ -32,13 +32,6 @@ MOST_FACTORS = 8
 _NEGLIGIBLE = 1e-6
 
 
-class Mask(NamedTuple):
-    """A boolean tensor outside of which an exponential is zero; axes count those of that."""
-
-    base: int
-    places: tuple[tuple[int, ...], ...]
-
-
 @dataclass(slots=True)
 class Base:
     """A tensor."""
@@ -47,7 +40,7 @@ class Base:
     sizes: tuple[int, ...]
     data: Any  # what it is made of, see `Algebra`
     exponentials: frozenset[int] = frozenset()  # of scores, in it
-    masks: tuple[Mask, ...] = ()  # of an exponential, or of scores
+    masks: tuple[Factor, ...] = ()  # of an exponential, or of scores: where it is not zero
 
 
 @dataclass(slots=True)
@@ -139,10 +132,7 @@ class Algebra:
         for factor, power in monomial:
             base = self.bases[factor.base]
             for mask in base.masks if base.kind == "exp" and power > 0 else ():
-                places = tuple(
-                    tuple(a for i in place for a in factor.places[i]) for place in mask.places
-                )
-                is_met |= powers.pop(Factor(mask.base, places), None) is not None
+                is_met |= powers.pop(placed(mask, factor.places), None) is not None
         self.masks_again |= is_met and all(self.is_weight(f.base) for f in powers)
         return frozenset(powers.items())
 
@@ -181,10 +171,10 @@ class Algebra:
 
     def _masks_of(
         self, terms: Mapping[Monomial, float], number: Mapping[Axis, int]
-    ) -> tuple[Mask, ...]:
+    ) -> tuple[Factor, ...]:
         """Return the masks of scores in some terms, with numbers for axes."""
         return tuple(
-            Mask(mask.base, _numbered_places(f.places, number, mask.places))
+            _counted(placed(mask, f.places), number)
             for m in terms
             for f, _ in m
             for mask in self.bases[f.base].masks
@@ -212,7 +202,7 @@ class Algebra:
         if base.kind != "log" or power != 1:
             return None
         ((inside, _),) = base.data
-        return [(_placed(f, factor.places), p) for f, p in inside]
+        return [(placed(f, factor.places), p) for f, p in inside]
 
     def masked(self, scores: Value, mask: Value, number: float, sign: bool) -> Value | None:
         """Return scores that are `number` where a mask is not (`sign`), as a tensor of its own."""
@@ -223,14 +213,12 @@ class Algebra:
         leaf = self._leaf(mask)
         if leaf is None:
             return None
-        base, own = leaf
         axes = scores.axes
         position = {axis: i for i, axis in enumerate(axes)}
-        form = self._numbered(scores.terms, position)
-        inside = tuple(tuple(position[a] for a in place) for place in own)
-        key = self._sided(base, sign)
-        masks = (Mask(key, inside), *self._masks_of(scores.terms, position))
-        data = (form, key, inside, number, sign, base)
+        form, inside = self._numbered(scores.terms, position), _counted(leaf, position)
+        side = Factor(self._sided(leaf.base, sign), inside.places)
+        data = (form, side, number, sign, inside)
+        masks = (side, *self._masks_of(scores.terms, position))
         made = self._base("masked", _sizes(axes), data, masks=masks)
         return single(made, tuple((a,) for a in axes), scores.places)
 
@@ -323,7 +311,7 @@ class Algebra:
         ((terms, _),), inner = base.data
         summed = tuple(Axis(size) for size in inner)
         places = (*factor.places, *((a,) for a in summed))
-        return [(_placed(f, places), p) for f, p in terms], frozenset(summed)
+        return [(placed(f, places), p) for f, p in terms], frozenset(summed)
 
     def _formal(self, factors: Sequence[tuple[Factor, int]], over: frozenset[Axis]) -> Factor:
         """Return a sum as a tensor; its axes are in an order that the factors give."""
@@ -350,7 +338,7 @@ class Algebra:
         sizes: tuple[int, ...],
         data: Any,
         exponentials: frozenset[int] | None = frozenset(),
-        masks: tuple[Mask, ...] = (),
+        masks: tuple[Factor, ...] = (),
     ) -> int:
         """Return the number of the tensor that is made so; `None` for itself as an exponential."""
         found = self._numbers.get((kind, data))
@@ -366,11 +354,8 @@ class Algebra:
         """Return terms with numbers for axes, in an order of their own."""
         renamed = []
         for monomial, coefficient in terms.items():
-            factors = [
-                (Factor(f.base, tuple(tuple(number[a] for a in p) for p in f.places)), power)  # type: ignore[misc]
-                for f, power in monomial
-            ]
-            renamed.append((tuple(sorted(factors)), float(f"{coefficient:.9g}")))
+            factors = sorted((_counted(f, number), power) for f, power in monomial)
+            renamed.append((tuple(factors), float(f"{coefficient:.9g}")))
         return tuple(sorted(renamed))
 
     # Comparison.
@@ -452,13 +437,12 @@ def _times(first: Monomial, second: Monomial) -> Monomial:
     return frozenset((f, p) for f, p in powers.items() if p)
 
 
-def _placed(factor: Factor, places: Sequence[Place]) -> Factor:
+def placed(factor: Factor, places: Sequence[Place] | Mapping[int, Place]) -> Factor:
     """Return a factor whose axes are numbers of places, along the axes of those."""
-    inside = tuple(tuple(a for i in p for a in places[i]) for p in factor.places)  # type: ignore[call-overload]
+    inside = tuple(tuple(a for i in p for a in places[i]) for p in factor.places)  # type: ignore[call-overload,index]
     return Factor(factor.base, inside)
 
 
-def _numbered_places(
-    outer: Sequence[Place], number: Mapping[Axis, int], inner: Sequence[Sequence[int]]
-) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(number[a] for i in place for a in outer[i]) for place in inner)
+def _counted(factor: Factor, number: Mapping[Axis, int]) -> Factor:
+    """Return a factor with numbers for its axes."""
+    return Factor(factor.base, tuple(tuple(number[a] for a in p) for p in factor.places))  # type: ignore[misc]

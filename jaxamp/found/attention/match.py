@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from jaxamp.found.algebra import placed
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.places import Scopes
 from jaxamp.found.values import Axis, Factor, Place, Value, single, size_of
@@ -129,7 +130,8 @@ class Matcher:
         keys = self._keys(exponential, axes)
         if keys is None:
             return _SEVERAL_AXES
-        resolved = self._resolve(base.data, axes, frozenset(keys))
+        places = [(a,) for a in axes]
+        resolved = self._resolve(base.data, places, frozenset(keys))
         if isinstance(resolved, str):
             return None if self._is_read_backward_alone(exponential) else resolved
         product, scale, steps = resolved
@@ -140,7 +142,7 @@ class Matcher:
         shifted = any(
             f.axes and not f.axes & frozenset(keys)
             for monomial, _ in base.data
-            for f in (Factor(f.base, _at(f.places, axes)) for f, _ in monomial)
+            for f in (placed(f, places) for f, _ in monomial)
         )
         found = Found(exponential, product.base, axes, keys, q, k, k, scale, steps, shifted)
         for value in self._values(found):
@@ -203,7 +205,7 @@ class Matcher:
         (factor,) = (f for f, _ in terms if f.base == exponential)
         return frozenset(i for i, (n,) in enumerate(factor.places) if n >= free)
 
-    def _resolve(self, form: Any, axes: Sequence[Axis], keys: frozenset[Axis]) -> Scaled | str:
+    def _resolve(self, form: Any, places: Sequence[Place], keys: frozenset[Axis]) -> Scaled | str:
         """Return how scores are made of a product of queries and keys."""
         product: Factor | None = None
         scale, steps = 1.0, list[Step]()
@@ -211,7 +213,7 @@ class Matcher:
         products: list[Bias] = []
         algebra = self.scores.algebra
         for monomial, number in form:
-            factors = [Factor(f.base, _at(f.places, axes)) for f, p in monomial if p == 1]
+            factors = [placed(f, places) for f, p in monomial if p == 1]
             if not monomial:
                 continue  # the same number in every place
             if len(factors) != 1 or len(monomial) != 1:
@@ -219,13 +221,12 @@ class Matcher:
             (factor,) = factors
             kind = algebra.bases[factor.base].kind
             if kind == "masked" and product is None:
-                inner, _, places, low, sign, mask = algebra.bases[factor.base].data
-                own = [a for place in factor.places for a in place]
-                within = self._resolve(inner, own, keys)
+                inner, _, low, sign, mask = algebra.bases[factor.base].data
+                within = self._resolve(inner, factor.places, keys)
                 if isinstance(within, str):
                     return within
                 product, scale = within.product, within.scale
-                steps = [*within.steps, Masking(Factor(mask, _at(places, own)), low, sign)]
+                steps = [*within.steps, Masking(placed(mask, factor.places), low, sign)]
                 steps += [Rescaling(number)] if number != 1 else []
             elif kind == "sum" and factor.axes & keys and factor.axes - keys:
                 products.append(Bias(factor, number))
@@ -287,10 +288,10 @@ class Matcher:
             others = [f for f, p in terms if f.base != found.exponential and p == 1]
             if self._bound(base, found.exponential) != {found.axes.index(a) for a in found.keys}:
                 continue
-            axes = {n: found.axes[i] for i, (n,) in enumerate(own.places)}
+            places: Any = {n: (found.axes[i],) for i, (n,) in enumerate(own.places)}
             for n, size in enumerate((*algebra.bases[base].sizes, *summed)):
-                axes.setdefault(n, Axis(size))  # type: ignore[arg-type]
-            yield from (Factor(f.base, _at(f.places, axes)) for f in others)  # type: ignore[arg-type]
+                places.setdefault(n, (Axis(size),))
+            yield from (placed(f, places) for f in others)
 
     def _split(self, found: Found, product: Factor) -> Iterator[tuple[Factor, Factor]]:
         """Yield values and cotangents of outputs whose product may be that of weights."""
@@ -395,12 +396,6 @@ def _named(own: Sequence[Place], wanted: Sequence[Place]) -> tuple[dict[Axis, Pl
         else:
             break
     return places, parts
-
-
-def _at(
-    places: Iterable[Iterable[int]], axes: Sequence[Axis] | Mapping[int, Axis]
-) -> tuple[Place, ...]:
-    return tuple(tuple(axes[n] for n in place) for place in places)
 
 
 def _union(axes: Iterable[Axis], *factors: Factor) -> tuple[Axis, ...]:
