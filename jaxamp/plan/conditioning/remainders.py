@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from jaxamp.plan.conditioning.squares import Squares, is_square, multiplies
-from jaxamp.plan.dataflow.known_arrays import KnownValues
+from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 

@@ -21,7 +21,7 @@ from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.conditioning.remainders import find_remainders
 from jaxamp.plan.conditioning.squares import Squares, chosen, multiplies
 from jaxamp.plan.dataflow.constraints import Constraint
-from jaxamp.plan.dataflow.known_arrays import KnownValues
+from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.plan.graph.sweeps import backward, union
 
