@@ -126,18 +126,14 @@ def _place(like: Array) -> NamedSharding | None:
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
-def _grouped(x: Array, k: Array) -> Array:
-    """Return [..., K, N // K, H] of [..., N, H]: the queries that read one key head together."""
-    return _split_heads(x, k, -2)
-
-
 def _grouped_bias(bias: Array, k: Array) -> Array:
     if bias.shape[-3] == 1:
         return jnp.expand_dims(bias, -3)
-    return _split_heads(bias, k, -3)
+    return _grouped(bias, k, -3)
 
 
-def _split_heads(x: Array, k: Array, axis: int) -> Array:
+def _grouped(x: Array, k: Array, axis: int = -2) -> Array:
+    """Return [..., K, N // K, H] of [..., N, H]: the queries that read one key head together."""
     groups = k.shape[-2]
     if x.shape[axis] == groups:
         return jnp.expand_dims(x, axis + x.ndim + 1)

@@ -184,13 +184,12 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
     avals = context.avals_in
     types = of_backward(avals)[0] if backward else Operands(*avals)
     kernel = chosen(platform, context, types, spec, backward)
-    is_split, form = has_several_devices(context), None
+    is_split = has_several_devices(context)
     if kernel is not None:
         bias_grad: Any = params.get("bias_grad")
         form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
         if is_split:
             form = partitioned(form, avals, spec, bias_grad)
-    if form is not None:
         return lower_kernel(form, context, *operands)
     composed_form = functools.partial(_FORMS[primitive], **params, along=not is_split)
     return mlir.lower_fun(composed_form, multiple_results=True)(context, *operands)
