@@ -75,10 +75,10 @@ def known_in(level: Level, given: Given) -> KnownArrays:
     """Return the known arrays of a level."""
     known = KnownArrays(level.avals, _LARGEST)
     for entry, (around, atom) in given.items():
-        known.enter(entry, around.thin_shape(atom), functools.partial(around.thin, atom))
+        known.enter(entry, around.thin_shape(atom), lambda _, at=(around, atom): at[0].thin(at[1]))
     for value, const in level.constants.items():
         if not isinstance(const, Tracer) and hasattr(const, "dtype"):
-            known.enter(value, tuple(const.shape), lambda const=const: const)
+            known.enter(value, tuple(const.shape), lambda _, const=const: const)
     for unit in level.equations():
         known.follow(unit.eqn, unit.ins, unit.outs)
     return known

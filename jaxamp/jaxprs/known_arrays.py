@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +19,8 @@ Atom = int | Literal
 """The number of a value of a program, or a literal."""
 
 Shape = tuple[int, ...]
+Make = Callable[["KnownArrays"], Any]
+"""What makes an array, of those that are known: it holds none of these, which would be a cycle."""
 
 _OPAQUE = frozenset(
     {
@@ -40,7 +41,7 @@ class KnownArrays:
     def __init__(self, avals: Sequence[Any], largest: int) -> None:
         """Know nothing yet of values of such types; larger arrays, thin, are left unknown."""
         self._avals, self._largest = avals, largest
-        self._makers: dict[int, Callable[[], Any]] = {}  # of thin arrays
+        self._makers: dict[int, Make] = {}  # of thin arrays
         self._shapes: dict[int, Shape] = {}  # of these
         self._thin: dict[int, np.ndarray] = {}
         # Equal equations of equal operands share results, as the masks of all layers do.
@@ -49,7 +50,7 @@ class KnownArrays:
     def __contains__(self, atom: Atom) -> bool:
         return isinstance(atom, Literal) or atom in self._makers
 
-    def enter(self, value: int, shape: Shape, make: Callable[[], Any]) -> None:
+    def enter(self, value: int, shape: Shape, make: Make) -> None:
         """Enter a known array, of size one along axes that it repeats along, and what makes it."""
         self._shapes[value], self._makers[value] = shape, make
 
@@ -64,13 +65,10 @@ class KnownArrays:
             shapes, read = [thin[0]], []
         if any(s is None or math.prod(s) > self._largest for s in (*shapes, *read)):
             return
-
-        def result(index: int) -> np.ndarray:
-            return self._results(eqn, ins, thin and thin[1])[index]
-
+        make = thin and thin[1]
         for index, (out, shape) in enumerate(zip(outs, shapes, strict=True)):
             if isinstance(out, int):
-                self.enter(out, shape or (), functools.partial(result, index))
+                self.enter(out, shape or (), lambda it, i=index: it._results(eqn, ins, make)[i])
 
     def number(self, atom: Atom) -> float | None:
         """Return the one real number that a known value is in every place; ``None`` for others."""
@@ -88,7 +86,7 @@ class KnownArrays:
             return np.asarray(jax_compat.literal_value(atom))
         if atom not in self._thin:
             with jax_compat.evaluating():
-                self._thin[atom] = self._makers[atom]()
+                self._thin[atom] = self._makers[atom](self)
         return self._thin[atom]
 
     def thin_shape(self, atom: Atom) -> Shape:

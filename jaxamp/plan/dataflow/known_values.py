@@ -5,7 +5,6 @@ A captured matrix, as parameters may be, is read as it is, and nothing that is m
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection
 
 import numpy as np
@@ -27,9 +26,9 @@ class KnownValues(KnownArrays):
         super().__init__(graph.avals, _LARGEST)
         self.made: set[int] = set()
         for value, number in graph.constants.items():
-            aval = graph.avals[value]
-            if not aval.shape and value not in graph.sources:
-                self.enter(value, (), functools.partial(np.asarray, number, aval.dtype))
+            shape, dtype = graph.avals[value].shape, graph.avals[value].dtype
+            if not shape and value not in graph.sources:
+                self.enter(value, shape, lambda _, own=(number, dtype): np.asarray(*own))
         matrices = {v for v in graph.captured if _is_matrix(graph, v)}
         self._capture(graph, graph.captured.keys() - matrices)
         known = {*self._makers}
@@ -38,8 +37,8 @@ class KnownValues(KnownArrays):
                 continue
             if node.link is Link.INVARIANT:
                 (source,) = node.ins
-                make = functools.partial(self.thin, source)
-                self.enter(node.outs[0], self.thin_shape(source), make)
+                shape = self.thin_shape(source)
+                self.enter(node.outs[0], shape, lambda known, v=source: known.thin(v))
             elif node.eqn is not None:
                 self.follow(node.eqn, node.ins, node.outs)
             made = [value for value in node.outs if value in self]
@@ -50,7 +49,7 @@ class KnownValues(KnownArrays):
     def _capture(self, graph: Graph, values: Collection[int]) -> None:
         for value in values:
             array = graph.captured[value]
-            self.enter(value, graph.avals[value].shape, lambda array=array: array)
+            self.enter(value, graph.avals[value].shape, lambda _, array=array: array)
 
 
 def _is_matrix(graph: Graph, value: int) -> bool:
