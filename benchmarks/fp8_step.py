@@ -257,7 +257,7 @@ def kept(found: Iterable[traffic.Kernel]) -> dict[str, int]:
     for kernel in found:
         line = kernel.instruction
         if BACKWARD in line.source:
-            places = (_place(kernel.home, name) for name in line.operands)
+            places = (_place(line.home, name) for name in line.operands)
             read |= {place: written[place] for place in places if place in written}
         else:
             written |= {(line.name, index): array for index, array in enumerate(line.results)}

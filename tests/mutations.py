@@ -510,7 +510,7 @@ MUTATIONS = (
     ),
     Mutation(
         "compiled/contractions.py",
-        "flops /= _dilation(module, computation.by_name[names[0]])",
+        "flops /= _dilation(module, line.input(0))",
         "flops /= 1",
         "tests/tools/test_estimate.py",
     ),

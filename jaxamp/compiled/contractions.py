@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from jaxamp.compiled.hlo import Array, Computation, Instruction, Module
+from jaxamp.compiled.hlo import Array, Instruction, Module
 
 LIBRARY = re.compile(r"__cublas|__cudnn|__triton_gemm")
 _CONTRACTED = re.compile(r"lhs_contracting_dim(?:ension)?s\"?[=:][{\[]([^}\]]*)[}\]]")
@@ -38,27 +38,23 @@ class Contraction:
         return "×".join(self.operands) + "→" + self.result
 
 
-def contractions(
-    module: Module, line: Instruction, computation: Computation
-) -> Iterator[Contraction]:
+def contractions(module: Module, line: Instruction) -> Iterator[Contraction]:
     """Return the dots and convolutions in one kernel."""
     if line.op in ("dot", "convolution") or LIBRARY.search(line.target):
-        yield _contraction(module, line, computation)
+        yield _contraction(module, line)
     elif line.op == "fusion":
-        inner = module.inside(line)
-        for nested in inner.instructions:
-            yield from contractions(module, nested, inner)
+        for nested in module.inside(line).instructions:
+            yield from contractions(module, nested)
 
 
-def _contraction(module: Module, line: Instruction, computation: Computation) -> Contraction:
-    names = line.operands[:2]
-    lhs, rhs = (computation.by_name[name].results[0] for name in names)
+def _contraction(module: Module, line: Instruction) -> Contraction:
+    lhs, rhs = (line.input(n).results[0] for n in range(2))
     labels = _LABELS.search(line.attributes)
     if "__cudnn$fmha" in line.target:
-        flops = _attention(line, computation)
+        flops = _attention(line)
     elif labels:
         flops = _convolution(line, lhs, rhs, labels.groups())
-        flops /= _dilation(module, computation.by_name[names[0]])
+        flops /= _dilation(module, line.input(0))
     else:
         flops = _dot(line, lhs)
     return Contraction(
@@ -75,9 +71,9 @@ def _dot(line: Instruction, lhs: Array) -> float:
     return 2.0 * prod(line.results[0].dims) * prod(lhs.dims[axis] for axis in axes)
 
 
-def _attention(line: Instruction, computation: Computation) -> float:
+def _attention(line: Instruction) -> float:
     """Read cuDNN's attention, in the layout BTNH: two products forward, and five backward."""
-    q, k, v = (computation.by_name[name].results[0].dims for name in line.operands[:3])
+    q, k, v = (line.input(n).results[0].dims for n in range(3))
     heads, values = (3, 2) if "Backward" in line.target else (1, 1)
     return 2.0 * prod(q[:-1]) * k[1] * (heads * q[-1] + values * v[-1])
 
@@ -98,10 +94,9 @@ def _convolution(line: Instruction, lhs: Array, rhs: Array, labels: tuple[str, .
 def _dilation(module: Module, line: Instruction) -> int:
     """Return how many times larger an operand is for the zeros put between its elements."""
     if line.op == "fusion":
-        inner = module.inside(line)
-        made, line = inner, inner.root
+        line = module.inside(line).root
         while line.op in _SAME_ELEMENTS:
-            line = made.by_name[line.operands[0]]
+            line = line.input(0)
     if line.op != "pad":
         return 1
     _, _, padding = line.attributes.partition("padding=")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -48,8 +48,9 @@ def arrays(text: str) -> tuple[Array, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Instruction:
-    """One line of a computation."""
+    """One line of a computation, its home."""
 
+    home: Computation = field(repr=False)
     name: str
     shape: str
     op: str
@@ -66,6 +67,10 @@ class Instruction:
     def operands(self) -> tuple[str, ...]:
         """The instructions whose results it takes."""
         return tuple(_NAME.findall(self.arguments))
+
+    def input(self, position: int) -> Instruction:
+        """Return the instruction that makes one of its operands."""
+        return self.home.by_name[self.operands[position]]
 
     def attribute(self, key: str) -> str:
         """Return the name that an attribute has, such as ``channel_id``; empty without it."""
@@ -104,7 +109,7 @@ class Computation:
     """A named list of instructions, in the order in which they run."""
 
     name: str
-    instructions: tuple[Instruction, ...]
+    instructions: list[Instruction]
 
     @cached_property
     def by_name(self) -> dict[str, Instruction]:
@@ -155,7 +160,7 @@ def _closing(text: str, start: int) -> int:
     raise ValueError(f"unbalanced parentheses in {text[:120]!r}")
 
 
-def _instruction(line: str) -> Instruction | None:
+def _instruction(line: str, home: Computation) -> Instruction | None:
     head = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
     if not head:
         return None
@@ -165,6 +170,7 @@ def _instruction(line: str) -> Instruction | None:
     opening = rest.index("(")
     closing = _closing(rest, opening)
     return Instruction(
+        home=home,
         name=head.group(2),
         shape=re.sub(r"/\*.*?\*/", "", shape),
         op=rest[:opening],
@@ -178,8 +184,9 @@ def parse(text: str) -> Module:
     """Parse what ``compiled.as_text()`` returns."""
     entry, computations = None, {}
     for found in _COMPUTATION.finditer(text):
-        lines = (_instruction(line) for line in found.group(3).splitlines())
-        computation = Computation(found.group(2), tuple(line for line in lines if line))
+        computation = Computation(found.group(2), [])
+        lines = (_instruction(line, computation) for line in found.group(3).splitlines())
+        computation.instructions.extend(filter(None, lines))
         computations[computation.name] = computation
         entry = computation if found.group(1) else entry
     if entry is None:

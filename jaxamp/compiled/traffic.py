@@ -43,7 +43,6 @@ class Kernel:
     """One top-level instruction, how often it runs, and the bytes of each array that it moves."""
 
     instruction: Instruction
-    home: Computation
     runs: int
     read: tuple[tuple[Array, int], ...]
     written: tuple[tuple[Array, int], ...]
@@ -55,7 +54,7 @@ class Kernel:
 
     def contractions(self, module: Module) -> list[Contraction]:
         """Return the dots and convolutions of one run."""
-        return list(contractions(module, self.instruction, self.home))
+        return list(contractions(module, self.instruction))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +122,7 @@ def _kernels(module: Module, computation: Computation, runs: int) -> Iterator[Ke
             callee = module.inside(line, "to_apply" if line.attribute("to_apply") else "calls")
             yield from _kernels(module, callee, runs)
         else:
-            yield Kernel(
-                instruction=line,
-                home=computation,
-                runs=runs,
-                read=tuple(_read(module, computation, line)),
-                written=tuple(_written(module, computation, line)),
-            )
+            yield Kernel(line, runs, tuple(_read(module, line)), tuple(_written(module, line)))
 
 
 def _size(line: Instruction) -> int:
@@ -142,38 +135,31 @@ def _in_memory(line: Instruction) -> list[Array]:
     return [a for a in line.results if not (a.on_chip or (scratch and a.dtype == "s8"))]
 
 
-def _read(
-    module: Module, computation: Computation, line: Instruction
-) -> Iterator[tuple[Array, int]]:
+def _read(module: Module, line: Instruction) -> Iterator[tuple[Array, int]]:
     for name in dict.fromkeys(line.operands):
-        operand = computation.by_name.get(name)
+        operand = line.home.by_name.get(name)
         if operand is None or not (stored := _in_memory(operand)):
             continue
         positions = [i for i, other in enumerate(line.operands) if other == name]
-        touched = sum(_touched(module, computation, line, i) for i in positions)
+        touched = sum(_touched(module, line, i) for i in positions)
         yield stored[0], min(sum(a.bytes for a in stored), touched)
 
 
-def _written(
-    module: Module, computation: Computation, line: Instruction
-) -> Iterator[tuple[Array, int]]:
+def _written(module: Module, line: Instruction) -> Iterator[tuple[Array, int]]:
     if line.op in _STARTED:
         results = (line.results[_STARTED[line.op]],)
         stored = [array.bytes for array in results]
-    elif line.op == "fusion":
-        inner = module.inside(line)
-        results, stored = line.results, _stored(inner, inner.root)
     else:
-        results, stored = line.results, _stored(computation, line)
+        made = module.inside(line).root if line.op == "fusion" else line
+        results, stored = line.results, _stored(made)
     kept = _in_memory(line)
     for array, size in zip(results, stored, strict=True):
         if array in kept:
             yield array, size
 
 
-def _touched(module: Module, computation: Computation, line: Instruction, position: int) -> int:
+def _touched(module: Module, line: Instruction, position: int) -> int:
     """Return the bytes that an instruction reads of one operand."""
-    operand = computation.by_name[line.operands[position]]
     if line.op in _SLICES and position == 0:
         return _size(line)
     if line.op == "slice-start":
@@ -181,45 +167,44 @@ def _touched(module: Module, computation: Computation, line: Instruction, positi
     if line.op == "dynamic-update-slice" and position == 0:
         return 0
     if line.op == "scatter" and position == 0:
-        return _updates(computation, line)
+        return _updates(line)
     if line.op == "fusion":
-        inner = module.inside(line)
-        return _touched_inside(module, inner, inner.parameters[position])
-    return _size(operand)
+        return _touched_inside(module, module.inside(line).parameters[position])
+    return _size(line.input(position))
 
 
-def _touched_inside(module: Module, computation: Computation, value: Instruction) -> int:
+def _touched_inside(module: Module, value: Instruction) -> int:
     """Return the bytes of a fused value that its users read; all of it as soon as one reads all."""
-    if value is computation.root:
+    if value is value.home.root:
         return _size(value)
     total = 0
-    for user in computation.users[value.name]:
+    for user in value.home.users[value.name]:
         is_part = user.op in _SLICES and user.operands[0] == value.name
         if is_part or user.op in _ELEMENT_BY_ELEMENT:
-            touched = _touched_inside(module, computation, user)
+            touched = _touched_inside(module, user)
             total += touched if is_part else touched * _size(value) // max(_size(user), 1)
             continue
         for position, name in enumerate(user.operands):
             if name == value.name:
-                total += _touched(module, computation, user, position)
+                total += _touched(module, user, position)
     return min(total, _size(value))
 
 
-def _stored(computation: Computation, line: Instruction) -> list[int]:
+def _stored(line: Instruction) -> list[int]:
     """Return for each result the bytes that change in memory when it is stored."""
     if line.op == "tuple":
-        parts = (computation.by_name[name] for name in line.operands)
-        return [size for part in parts for size in _stored(computation, part)]
+        parts = map(line.input, range(len(line.operands)))
+        return [size for part in parts for size in _stored(part)]
     if line.op == "bitcast":
-        return _stored(computation, computation.by_name[line.operands[0]])
+        return _stored(line.input(0))
     if line.op == "dynamic-update-slice":
-        return [_size(computation.by_name[line.operands[1]])]
+        return [_size(line.input(1))]
     if line.op == "scatter" and len(line.results) == 1:
-        return [_updates(computation, line)]
+        return [_updates(line)]
     return [array.bytes for array in line.results]
 
 
-def _updates(computation: Computation, scatter: Instruction) -> int:
+def _updates(scatter: Instruction) -> int:
     """Return the bytes of a scatter's updates: the last third of its operands."""
-    updates = scatter.operands[-((len(scatter.operands) - 1) // 2) :]
-    return sum(_size(computation.by_name[name]) for name in updates)
+    positions = range(len(scatter.operands))
+    return sum(_size(scatter.input(n)) for n in positions[-((len(positions) - 1) // 2) :])
