@@ -167,6 +167,12 @@ MUTATIONS = (
         "tests/plan tests/numerics/test_hostile.py",
     ),
     Mutation(
+        "plan/conditioning/arrays.py",
+        "self.makers.setdefault(out, node)",
+        "self.makers[out] = node",
+        "tests/plan/conditioning/test_arrays.py",
+    ),
+    Mutation(
         "plan/conditioning/amplification.py",
         'return any(self.graph.kinds[v] in "iu" and self.uses.needed[v] for v in node.outs)',
         "return False",

@@ -65,11 +65,11 @@ def _no_ranges(graph: Any) -> None:
     graph.whole = bytearray(len(graph.avals))
 
 
-ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
+ANALYSES: dict[str, tuple[str, Any]] = {
     "amplification": (f"{HAZARDS}.find_amplified", _nothing),
     "forget_gates": (f"{HAZARDS}.find_forget_gates", _nothing),
     "unrolled_recurrences": (f"{HAZARDS}.find_unrolled_recurrences", _no_list),
-    "lookup_places": (f"{HAZARDS}.find_lookup_places", _nothing),
+    "lookup_places": ("jaxamp.plan.dataflow.uses.PLACE", 0),
     "precise_products": ("jaxamp.plan.planner.find_precise_products", _nothing),
     "squares": (f"{PRECISE}.find_cancelled", _no_reasons),
     "residues": (f"{PRECISE}.find_residues", _no_reasons),
@@ -83,7 +83,7 @@ ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "product_sizes": (f"{CHOICE}.find_product_sizes", _no_sizes),
     "ranges": ("jaxamp.plan.planner.find_ranges", _no_ranges),
 }
-"""For each analysis the function that is called, and one in its place that finds nothing."""
+"""For each analysis its function or flag, and what stands in its place to find nothing."""
 
 
 @dataclasses.dataclass(frozen=True)

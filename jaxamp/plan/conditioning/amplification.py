@@ -16,10 +16,8 @@ from collections.abc import Iterable
 
 from jaxamp.core.semantics import Linear, Rounding
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.squares import is_square
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.consumers import find_origins
+from jaxamp.plan.graph.consumers import find_origins, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, is_smaller
 from jaxamp.plan.graph.sweeps import backward, forward, union
 
@@ -28,9 +26,11 @@ IN_MEMORY = 2  # the reader on that path takes the value from memory
 IN_PARTS = 4  # what amplifies is a sum of parts of one value, and the path to it is linear
 DIFFERED = 8  # a term of a difference that may cancel, or what is summed and scaled to be one
 
+LINEAR = 1  # a result of Compute, or linear in such
+BOUNDED = 2  # a bounded curve, or the square of one: see `_cancels`
+
 _STEEP_POWER = 3  # powers above it amplify
-_AROUND = (Link.INIT, Link.BACK)
-_NO_JOINS = (None, *_AROUND)
+_JOINS = (Role.MERGE, Role.LINK, Role.CONVERT)
 _SQUARES = ("square", "integer_pow", "mul")
 _SUMS = ("add", "sub")
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
@@ -38,110 +38,19 @@ _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one
 
 def find_amplified(flow: Dataflow) -> frozenset[int]:
     """Return values in memory of which a rounding is amplified before Compute reads it."""
-    graph, sweep = flow.graph, _Amplification(flow)
-    for node in backward(graph, sweep.bits):
+    sweep = _Amplification(flow)
+    for node in forward(flow.graph, sweep.made):
+        sweep.enter(node)
+    for node in backward(flow.graph, sweep.bits):
         sweep.leave(node)
-    made = {out for node in graph.nodes if node.role is Role.CONTRACT for out in node.outs}
-
-    linear, origin = sweep.linear, sweep.origin
+    products = {v for n in flow.graph.nodes if n.role is Role.CONTRACT for v in n.outs}
+    made, origin = sweep.made, sweep.origin
     return frozenset(
         v
         for v, bits in enumerate(sweep.bits)
         if bits & IN_MEMORY
-        if not linear[v] or (bits & IN_PARTS and origin.get(v, v) not in made)
+        if not made[v] & LINEAR or (bits & IN_PARTS and origin.get(v, v) not in products)
     )
-
-
-def find_linear(graph: Graph, provenance: Provenance) -> bytearray:
-    """Return, per value, 1 if it is a result of Compute or linear in such."""
-    linear = bytearray(len(graph.avals))
-    for value in graph.activations:
-        linear[value] = 1
-    for carry in graph.carries:
-        linear[carry.inner] = linear[carry.result] = not carry.keeps_dtype
-    for node in graph.nodes:
-        if node.role is Role.MOVE or node.role is Role.CONVERT:
-            for source, out in node.moves:
-                linear[out] = linear[source]
-        elif node.link not in _AROUND and _is_linear(graph, provenance, linear, node):
-            for out in node.outs:
-                linear[out] = 1
-    return linear
-
-
-def _is_linear(graph: Graph, provenance: Provenance, linear: bytearray, node: Node) -> bool:
-    if node.role is Role.CONTRACT:
-        return True
-    kind, joins = node.semantics.linear, node.role is Role.MERGE or node.role is Role.LINK
-    if node.role is Role.FIXED or (kind is Linear.NOT and not joins):
-        return False
-    dense = _dense(provenance, node)
-    if kind is Linear.EACH and len(dense) > 1:
-        dense = [v for v in dense if not _is_repeated(graph, v, node.outs[0])]
-    if not dense or not all(linear[v] for v in dense):
-        return False
-    if joins:
-        return True
-    if kind is Linear.ALL and _adds_to_state(graph, provenance, node):
-        return False
-    if kind is Linear.EACH:
-        return len(dense) == 1 and node.ins.count(dense[0]) == 1
-    return kind is Linear.ALL or (kind is Linear.FIRST and dense == [node.ins[0]])
-
-
-def _is_repeated(graph: Graph, value: int, out: int) -> bool:
-    """Return whether a factor repeats fewer numbers than a product has: gates, scales of channels.
-
-    It is as good as known: the product is rounded by as much as the other factor was, alike.
-    """
-    while not is_smaller(graph.sizes[value], graph.sizes[out]):
-        if value not in graph.moved_from:
-            return False
-        value = graph.moved_from[value]
-    return True
-
-
-def _adds_to_state(graph: Graph, provenance: Provenance, node: Node) -> bool:
-    """Return whether a node adds to a boundary value: `c + f(c)`, read later as `c - m`.
-
-    A rounding of `c` is as large as its increments where `c` is large, and the difference leaves
-    nothing else: weather rollouts, refined coordinates, forecasts added to the last observation.
-    """
-    size = graph.sizes[node.outs[0]]
-    return any(provenance.state[v] and graph.sizes[v] == size for v in node.ins)
-
-
-def _dense(provenance: Provenance, node: Node) -> list[int]:
-    chosen = node.ins[1:] if node.name == "select_n" else node.ins
-    return [v for v in dict.fromkeys(chosen) if provenance.dense[v]]
-
-
-def _find_bounded(graph: Graph, provenance: Provenance) -> bytearray:
-    """Return, per value, 1 if it is a bounded curve or the square of one.
-
-    Its distance to a known number is the curve's derivative, which is small only where cotangents
-    may be lost.
-    """
-    bounded = bytearray(len(graph.avals))
-    for node in forward(graph, bounded):
-        if node.role is Role.MOVE:
-            for source, out in node.moves:
-                bounded[out] = bounded[source]
-        elif node.link is Link.BACK:
-            bounded[node.outs[0]] = bounded[node.ins[0]]  # whatever the first iteration reads
-        elif node.outs and _is_bounded(provenance, bounded, node):
-            bounded[node.outs[0]] = 1
-    return bounded
-
-
-def _is_bounded(provenance: Provenance, bounded: bytearray, node: Node) -> bool:
-    if node.trait is Trait.SMOOTH:
-        return True
-    passes = node.role is Role.MERGE or node.link not in _NO_JOINS
-    if not passes and not (node.name in _SQUARES and len({*node.ins}) == 1):
-        return False
-    dense = _dense(provenance, node)
-    return bool(dense) and all(bounded[v] for v in dense)
 
 
 def _find_origins(graph: Graph) -> dict[int, int]:
@@ -149,12 +58,10 @@ def _find_origins(graph: Graph) -> dict[int, int]:
 
     def passes(node: Node) -> bool:
         is_scaled = node.name == "mul" and sum(v not in graph.constants for v in node.ins) == 1
-        return node.role is Role.MERGE or node.name in _SUMS or is_scaled
+        is_summed = node.role is Role.MERGE or node.name in (*_SUMS, "neg")
+        return is_scaled or is_summed or _sorts(graph, node)
 
-    def moves(node: Node) -> bool:
-        return node.role is Role.MOVE or node.name == "neg" or _sorts(graph, node)
-
-    return find_origins(graph, passes, moves)
+    return find_origins(graph, passes)
 
 
 def _sorts(graph: Graph, node: Node) -> bool:
@@ -164,14 +71,77 @@ def _sorts(graph: Graph, node: Node) -> bool:
 
 
 class _Amplification:
-    """Backward sweep that marks values whose rounding is amplified."""
+    """A sweep forward for what values are made of, and one backward for what is amplified.
+
+    Attributes:
+      made: per value, the flags `LINEAR` and `BOUNDED`.
+      bits: per value, the other flags.
+      origin: per value that is made of parts of one, that one.
+    """
 
     def __init__(self, flow: Dataflow) -> None:
         self.graph, self.provenance, self.uses, self.regions = flow
-        self.linear = find_linear(self.graph, self.provenance)
-        self.bounded = _find_bounded(self.graph, self.provenance)
+        self.made, self.bits = (bytearray(len(self.graph.avals)) for _ in range(2))
         self.origin = _find_origins(self.graph)
-        self.bits = bytearray(len(self.graph.avals))
+        for value in self.graph.activations:
+            self.made[value] = LINEAR
+        for carry in self.graph.carries:
+            self.made[carry.inner] = self.made[carry.result] = LINEAR * (not carry.keeps_dtype)
+
+    def enter(self, node: Node) -> None:
+        """Find what the results of a node are made of."""
+        made = self.made
+        if node.role is Role.MOVE:
+            for source, out in node.moves:
+                made[out] = made[source]
+        elif node.link is Link.BACK:  # a carry is bounded whatever the first iteration reads
+            (last,), (first,) = node.ins, node.outs
+            made[first] = made[first] & LINEAR | made[last] & BOUNDED
+        elif node.link is not Link.INIT:
+            dense = self._dense(node)
+            flags = self._is_linear(node, dense) * LINEAR | self._is_bounded(node, dense) * BOUNDED
+            for out in node.outs if flags else ():
+                made[out] |= flags
+
+    def _dense(self, node: Node) -> list[int]:
+        dense, chosen = self.provenance.dense, node.ins[node.name == "select_n" :]
+        return [v for v in dict.fromkeys(chosen) if dense[v]]
+
+    def _is_linear(self, node: Node, dense: list[int]) -> bool:
+        if node.role is Role.CONTRACT:
+            return True
+        kind, joins = node.semantics.linear, node.role in _JOINS
+        if not dense or node.role is Role.FIXED or (kind is Linear.NOT and not joins):
+            return False
+        if kind is Linear.EACH and len(dense) > 1:
+            dense = [v for v in dense if not _is_repeated(self.graph, v, node.outs[0])]
+        if not dense or not all(self.made[v] & LINEAR for v in dense):
+            return False
+        if joins:
+            return True
+        if kind is Linear.ALL:
+            return not self._adds_to_state(node)
+        return (
+            len(dense) == 1 and node.ins.count(dense[0]) == 1
+            if kind is Linear.EACH
+            else dense == [node.ins[0]]
+        )
+
+    def _adds_to_state(self, node: Node) -> bool:
+        """Return whether a node adds to a boundary value: `c + f(c)`, read later as `c - m`.
+
+        A rounding of `c` is as large as its increments where `c` is large, and the difference
+        leaves nothing else: weather rollouts, refined coordinates, forecasts added to the last
+        observation.
+        """
+        sizes, state = self.graph.sizes, self.provenance.state
+        return any(state[v] and sizes[v] == sizes[node.outs[0]] for v in node.ins)
+
+    def _is_bounded(self, node: Node, dense: list[int]) -> bool:
+        if node.trait is Trait.SMOOTH:
+            return True
+        passes = node.role in _JOINS or (node.name in _SQUARES and len({*node.ins}) == 1)
+        return passes and bool(dense) and all(self.made[v] & BOUNDED for v in dense)
 
     def leave(self, node: Node) -> None:
         """Mark the operands of a node that amplifies, or whose results lead to one that does."""
@@ -183,8 +153,11 @@ class _Amplification:
                     self._mark(node, (source,), self.bits[out] & ~AMPLIFIED)
         elif self._adds_parts(node):
             self._mark(node, node.ins, IN_PARTS)
-        elif self._amplifies(node) or self._passes(node):
-            self._mark(node, node.ins, self._parts_before(node) | self._differed(node))
+        else:
+            given = union(self.bits, node.outs)
+            if (given and self._passes(node)) or self._amplifies(node):
+                flags = self._parts_before(node, given) | self._differed(node, given)
+                self._mark(node, node.ins, flags)
 
     def _mark(self, node: Node, values: Iterable[int], flags: int) -> None:
         dense, fused, is_far = self.provenance.dense, self.regions.fused, self.regions.is_far
@@ -197,19 +170,16 @@ class _Amplification:
         """Return whether a node adds parts of one value that are not the same."""
         if node.name not in _SUMS:
             return False
-        dense = _dense(self.provenance, node)
+        dense = self._dense(node)
         return len(dense) == 2 and len({self.origin.get(v, v) for v in dense}) == 1
 
-    def _parts_before(self, node: Node) -> int:
+    def _parts_before(self, node: Node, given: int) -> int:
         """Return whether what is added in parts later is added in parts here already."""
-        if node.role is Role.MERGE:
-            return union(self.bits, node.outs) & IN_PARTS
         is_of_one = node.role is Role.ELEMENTWISE and node.trait in _OF_ONE
-        if is_of_one and len(_dense(self.provenance, node)) == 1:
-            return union(self.bits, node.outs) & IN_PARTS
-        return 0
+        is_kept = node.role is Role.MERGE or (is_of_one and len(self._dense(node)) == 1)
+        return given & IN_PARTS if is_kept else 0
 
-    def _differed(self, node: Node) -> int:
+    def _differed(self, node: Node, given: int) -> int:
         """Return the flags of terms of a difference, and of what is squared before it.
 
         `mean(x²) - mean(x)²` over windows or groups: where the mean exceeds the deviation, the
@@ -218,8 +188,8 @@ class _Amplification:
         See: Chan, Golub and LeVeque, "Algorithms for computing the sample variance: analysis and
         recommendations", The American Statistician 37(3), 1983.
         """
-        is_sub, is_differed = node.name == "sub", union(self.bits, node.outs) & DIFFERED
-        dense = _dense(self.provenance, node) if is_sub or is_differed else ()
+        is_sub, is_differed = node.name == "sub", given & DIFFERED
+        dense = self._dense(node) if is_sub or is_differed else ()
         if is_sub and len(dense) == 2 and self._cancels(node):
             return DIFFERED
         if is_differed and is_square(node):
@@ -229,8 +199,6 @@ class _Amplification:
 
     def _passes(self, node: Node) -> bool:
         """Return whether a later amplification counts for a node's operands too."""
-        if not union(self.bits, node.outs):
-            return False
         if node.role is not Role.ELEMENTWISE and node.role is not Role.REDUCE:
             return True
         return node.semantics.rounding is not Rounding.STOPPED
@@ -253,12 +221,27 @@ class _Amplification:
 
     def _cancels(self, node: Node) -> bool:
         """Return whether terms may be nearly equal: two activations, or one and a known number."""
-        dense = _dense(self.provenance, node)
+        dense = self._dense(node)
         if len(dense) == 2:
-            return node.name == "sub" and not all(self.linear[v] for v in dense)
+            return node.name == "sub" and not all(self.made[v] & LINEAR for v in dense)
         if not dense or (
             node.name == "add" and all(is_nonnegative(self.graph, v) for v in node.ins)
         ):
             return False
-        is_known = any(v in self.graph.constants for v in node.ins)
-        return not self.bounded[dense[0]] if is_known else node.name == "sub"
+        if all(v not in self.graph.constants for v in node.ins):
+            return node.name == "sub"
+        # The distance of a bounded curve to a known number is its derivative, which is small only
+        # where cotangents may be lost.
+        return not self.made[dense[0]] & BOUNDED
+
+
+def _is_repeated(graph: Graph, value: int, out: int) -> bool:
+    """Return whether a factor repeats fewer numbers than a product has: gates, scales of channels.
+
+    It is as good as known: the product is rounded by as much as the other factor was, alike.
+    """
+    while not is_smaller(graph.sizes[value], graph.sizes[out]):
+        if value not in graph.moved_from:
+            return False
+        value = graph.moved_from[value]
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from jaxamp.core.formats import Precision
@@ -9,7 +10,6 @@ from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.amplification import find_amplified
 from jaxamp.plan.conditioning.forget_gates import find_forget_gates
-from jaxamp.plan.conditioning.lookup_places import find_lookup_places
 from jaxamp.plan.conditioning.singularities import (
     AT_NUMBER,
     AT_ZERO,
@@ -38,7 +38,7 @@ class Hazards:
 
     Attributes:
       forget_gates: factors of a carry in every iteration of a loop; see `forget_gates.py`.
-      lookup_places: values from which indices are computed; see `lookup_places.py`.
+      lookup_places: values that say where to look something up.
     """
 
     def __init__(self, flow: Dataflow, policy: PrecisionPolicy) -> None:
@@ -48,7 +48,8 @@ class Hazards:
         self._singularities = find_singularities(graph, self._small_divisors)
         recurrences = find_unrolled_recurrences(graph, provenance)
         self.forget_gates = find_forget_gates(graph, recurrences)
-        self.lookup_places = find_lookup_places(graph)
+        places = itertools.compress(range(len(graph.avals)), flow.uses.place)
+        self.lookup_places = frozenset(v for v in places if graph.is_float32[v])
         found: Sequence[tuple[Constraint, Iterable[int]]] = (  # reports give the first of a value
             (FORGET_GATE, self.forget_gates),
             (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
@@ -76,7 +77,8 @@ class Hazards:
                 return Constraint(
                     "quotient of a possibly small divisor: may overflow f16", Guard.RANGE
                 )
-        if Guard.EXACT_INTEGER in guards and any(is_inexact(graph, v, low) for v in outs):
+        is_whole = Guard.EXACT_INTEGER in guards and union(graph.whole, outs)
+        if is_whole and any(is_inexact(graph, v, low) for v in outs):
             return Constraint(
                 f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER
             )

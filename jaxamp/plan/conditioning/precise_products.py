@@ -5,21 +5,21 @@ Products of a backward pass that multiply the cotangent of such a product are no
 
 from __future__ import annotations
 
+from jaxamp.plan.conditioning.arrays import Arrays, multiplies
 from jaxamp.plan.conditioning.residues import find_residues
-from jaxamp.plan.conditioning.squares import Squares, find_cancelled, multiplies
+from jaxamp.plan.conditioning.squares import Squares, find_cancelled, find_transposed
+from jaxamp.plan.graph.consumers import closure
 from jaxamp.plan.graph.graph import Graph
 
 
 def find_precise_products(graph: Graph) -> None:
     """Enter into a graph its products that are not to be rounded, and what these read."""
     products = [n for n in graph.nodes if multiplies(n) and len(n.ins) > 1]
-    squares = Squares(graph)
+    arrays = Arrays(graph)
+    squares = Squares(arrays)
     cancelled = find_cancelled(squares)
-    found = find_residues(graph, products, squares, cancelled) | cancelled
-    found |= squares.transposed(found, products)
+    found = find_residues(arrays, products, squares, cancelled) | cancelled
+    found |= find_transposed(arrays, found, products)
     graph.precise = found
-    for value in (v for node in found for v in node.ins):
-        graph.unrounded.add(value)
-        while value in graph.moved_from:
-            value = graph.moved_from[value]
-            graph.unrounded.add(value)
+    read, moved = (v for node in found for v in node.ins), graph.moved_from
+    graph.unrounded.update(closure(read, lambda v: (moved[v],) if v in moved else ()))

@@ -8,7 +8,6 @@ same terms. The derivative of a norm or softmax divides a cotangent, which is no
 
 from __future__ import annotations
 
-from jaxamp.plan.conditioning.squares import is_square
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.graph.consumers import (
     Parts,
@@ -16,6 +15,7 @@ from jaxamp.plan.graph.consumers import (
     find_origins,
     find_parts,
     is_movement,
+    is_square,
 )
 from jaxamp.plan.graph.graph import Graph, Node, Role
 

@@ -18,8 +18,9 @@ from jaxamp.core.guards import Guard
 from jaxamp.core.semantics import Linear
 from jaxamp.jaxprs.contracted import size, terms
 from jaxamp.jaxprs.name_stack import is_backward
+from jaxamp.plan.conditioning.arrays import Arrays, chosen, multiplies
 from jaxamp.plan.conditioning.remainders import find_remainders
-from jaxamp.plan.conditioning.squares import Squares, chosen, multiplies
+from jaxamp.plan.conditioning.squares import Squares
 from jaxamp.plan.dataflow.constraints import Constraint
 from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.graph import Graph, Node, Role
@@ -46,14 +47,15 @@ _SCALED = (*_SCALES, "neg", "abs", "max", "min", "clamp", "select_n", "square", 
 
 
 def find_residues(
-    graph: Graph, products: Sequence[Node], squares: Squares, cancelled: Container[Node]
+    arrays: Arrays, products: Sequence[Node], squares: Squares, cancelled: Container[Node]
 ) -> dict[Node, Constraint]:
     """Return the products of a forward pass of which a residue is needed, each with why."""
+    graph = arrays.graph
     products = [n for n in products if not is_backward(n.scope)]
     known = KnownValues(graph)
-    remainders = find_remainders(graph, products, squares, known)
+    remainders = find_remainders(arrays, products, known)
     leaving = [n for n in graph.nodes if n.name in _LEAVING or n.semantics.periodic]
-    left = {node: found for node in leaving if (found := [*_left(graph, squares, node)])}
+    left = {node: found for node in leaving if (found := [*_left(arrays, node)])}
     if not left and not remainders:
         return {}
 
@@ -62,7 +64,7 @@ def find_residues(
         return multiplies(node) and not is_wide and known.made.isdisjoint(node.ins)
 
     norms, made = _norms(graph, squares), _made(graph, is_layer)
-    needs = _needs(graph, squares, norms, left)
+    needs = _needs(arrays, norms, left)
     of_layers = {n for n in products if union(made, remainders.get(n, n.ins))}
     found = dict[Node, Constraint]()
     for node in products:
@@ -81,8 +83,9 @@ def find_residues(
     return found
 
 
-def _needs(graph: Graph, squares: Squares, norms: bytearray, left: Left) -> bytearray:
+def _needs(arrays: Arrays, norms: bytearray, left: Left) -> bytearray:
     """Sweep backward from what leaves a residue: return, per value, what is needed of it."""
+    graph = arrays.graph
     bits = bytearray(len(graph.avals))
     for node in backward(graph, bits):
         for value, flags in left.get(node, ()):
@@ -102,24 +105,25 @@ def _needs(graph: Graph, squares: Squares, norms: bytearray, left: Left) -> byte
         if node.name in _SCALES and union(norms, node.ins) & _NORM and given & _NEAR:
             for value in node.ins:
                 bits[value] |= given | _ALIKE
-        elif node.name in _SCALED and (main := squares.main(node)) is not None:
+        elif node.name in _SCALED and (main := arrays.main(node)) is not None:
             bits[main] |= given
     return bits
 
 
-def _left(graph: Graph, squares: Squares, node: Node) -> Iterator[tuple[int, int]]:
+def _left(arrays: Arrays, node: Node) -> Iterator[tuple[int, int]]:
     """Yield the operands of which a node leaves a residue, each with what is needed of it."""
+    graph = arrays.graph
     if _is_periodic(graph, node):
         yield node.ins[0], _TURN
     elif node.name in _ARCS:
         yield node.ins[0], _ALIKE
-    elif node.name == "sub":
+    elif node.name == "sub" and not graph.constants.keys() >= {*node.ins}:
         one, other = node.ins
         if _is_number(graph, one):
             yield other, _NEAR | _REST
         elif _is_number(graph, other):
             yield one, _NEAR
-        elif squares.is_whole_part(other, one):
+        elif arrays.is_whole_part(other, one):
             yield one, _PART
 
 

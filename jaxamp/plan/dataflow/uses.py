@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.lookups import find_transposed_lookups
@@ -45,7 +45,9 @@ REACHES = 8  # feeds a Compute operation that will be lowered
 TESTED = 16  # it, or a value computed from it without Compute, is compared to stop a loop
 NEEDED = 32  # a result or an effect depends on it
 ITERATED = 64  # as TESTED, but only as a later state of the loop, made without a comparison
+PLACE = 128  # says where to look something up: `table[floor(c)]`, `jnp.interp`, warps
 
+_DISCRETE = frozenset("iub")
 _COMPARED = TESTED | ITERATED
 _DECIDING = STOPS_LOOP | _COMPARED
 
@@ -66,16 +68,20 @@ class Uses:
       stops_loop: `STOPS_LOOP`.
       reaches: `REACHES`.
       needed: `NEEDED`.
+      place: `PLACE`. What is made of a coordinate beside the place, to weigh neighbours by, no
+        longer belongs to the place of a rounded one. The index of a largest element is none: what
+        it is chosen among has an order, and no coordinate.
     """
 
     def __init__(self, bits: bytearray) -> None:
         self.bits = bits
         self.escapes, self.stops_loop = column(bits, ESCAPES), column(bits, STOPS_LOOP)
         self.reaches, self.needed = column(bits, REACHES), column(bits, NEEDED)
+        self.place = column(bits, PLACE)
 
     def needs(self, node: Node) -> bool:
         """Return whether a node's results or effects are needed: compilers drop the rest."""
-        return _is_needed(self.bits, node)
+        return _is_needed(union(self.bits, node.outs), node)
 
 
 def find_uses(
@@ -112,16 +118,20 @@ def find_uses(
     keeping = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
     states = {carry.out: carry.result for carry in find_states(graph)}
     for node in backward(graph, bits):
-        if not _is_needed(bits, node):
+        given = union(bits, node.outs)
+        if not _is_needed(given, node):
             continue
         for out in states.keys() & node.outs if states else ():
             _iterate(bits, out, states[out])
+            given = union(bits, node.outs)
+        if given & PLACE and node.role is not Role.CONTRACT and node.trait is not Trait.EXTREMUM:
+            _mark(bits, node.ins, PLACE)
         if node.role is Role.LINK:
             _link(graph, bits, node, keeping)
         elif node.role is Role.MOVE:
-            _move(graph, bits, node)
+            _move(graph, bits, node, given)
         else:
-            _mark(bits, node.ins, _propagated(graph, provenance, bits, node, may_lower) | NEEDED)
+            _mark(bits, node.ins, _propagated(graph, provenance, node, given, may_lower) | NEEDED)
             if node in lookups:
                 bits[node.ins[2]] |= REACHES
             if node.role is Role.FIXED:
@@ -129,8 +139,8 @@ def find_uses(
     return Uses(bits.translate(_SETTLED))
 
 
-def _is_needed(bits: bytearray, node: Node) -> bool:
-    return bool(union(bits, node.outs) & NEEDED or (node.eqn is not None and node.eqn.effects))
+def _is_needed(given: int, node: Node) -> bool:
+    return bool(given & NEEDED or (node.eqn is not None and node.eqn.effects))
 
 
 def is_state_update(provenance: Provenance, uses: Uses, node: Node) -> bool:
@@ -139,21 +149,19 @@ def is_state_update(provenance: Provenance, uses: Uses, node: Node) -> bool:
     Such a chain is rounded nowhere, and its result is a parameter again: to its readers a boundary
     value, not an activation.
     """
-    return _updates_state(provenance, uses.bits, node)
+    return _makes_state(provenance, node) and bool(uses.escapes[node.outs[0]])
 
 
-def _updates_state(provenance: Provenance, bits: bytearray, node: Node) -> bool:
-    if node.role is not Role.ELEMENTWISE and node.role is not Role.MERGE:
-        return False
-    (out,) = node.outs
-    return bool(provenance.state[out] and bits[out] & ESCAPES)
+def _makes_state(provenance: Provenance, node: Node) -> bool:
+    is_computed = node.role is Role.ELEMENTWISE or node.role is Role.MERGE
+    return is_computed and bool(provenance.state[node.outs[0]])
 
 
 def _propagated(
-    graph: Graph, provenance: Provenance, bits: bytearray, node: Node, may_lower: Lowerable
+    graph: Graph, provenance: Provenance, node: Node, given: int, may_lower: Lowerable
 ) -> int:
     """Return the flags that a node propagates from its results to its operands."""
-    role, given = node.role, union(bits, node.outs)
+    role = node.role
     # Selecting an index (the next token, say) is no convergence test.
     passed = given & _DECIDING if given & _DECIDING and not _selects_index(graph, node) else 0
     if passed & ITERATED and _jumps(graph, node):
@@ -170,7 +178,7 @@ def _propagated(
     if (
         given & REACHES
         and not _is_discrete(graph, node)
-        and not (given & ESCAPES and _updates_state(provenance, bits, node))
+        and not (given & ESCAPES and _makes_state(provenance, node))
     ):
         passed |= REACHES
     return passed
@@ -186,8 +194,9 @@ def _factored(node: Node) -> tuple[int, ...]:
     return node.ins if node.trait is Trait.LINALG else ()
 
 
-def _move(graph: Graph, bits: bytearray, node: Node) -> None:
-    given = union(bits, node.outs)
+def _move(graph: Graph, bits: bytearray, node: Node, given: int) -> None:
+    indices = [v for v in node.ins[1:] if graph.kinds[v] in "iu" and v not in graph.constants]
+    _mark(bits, indices, PLACE)
     if given & _DECIDING and not _selects_index(graph, node):
         _mark(bits, node.ins, given & _DECIDING)
     _mark(bits, node.ins, NEEDED)
@@ -197,7 +206,7 @@ def _move(graph: Graph, bits: bytearray, node: Node) -> None:
 
 def _is_discrete(graph: Graph, node: Node) -> bool:
     """Return whether a node computes only masks, indices and counts: these are never rounded."""
-    return all(graph.kinds[v] in "iub" for v in node.outs)
+    return _DISCRETE.issuperset([graph.kinds[v] for v in node.outs])
 
 
 def _jumps(graph: Graph, node: Node) -> bool:
@@ -250,7 +259,7 @@ def _tested(graph: Graph, given: int, node: Node) -> int:
     return TESTED if given & _COMPARED else 0
 
 
-def _mark(bits: bytearray, values: tuple[int, ...], flags: int) -> None:
+def _mark(bits: bytearray, values: Iterable[int], flags: int) -> None:
     for value in values:
         bits[value] |= flags
 

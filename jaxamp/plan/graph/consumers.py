@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, KeysView, Sequence
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Node, Role
@@ -11,7 +11,18 @@ Parts = dict[int, frozenset[int]]
 _NONE: frozenset[int] = frozenset()
 
 
-def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> list[int]:
+def closure(start: Iterable[int], leads: Callable[[int], Iterable[int]]) -> KeysView[int]:
+    """Return some values, and all values to which these lead, nearest first."""
+    found = dict.fromkeys(start)
+    pending = list(found)
+    for value in pending:
+        new = dict.fromkeys([v for v in leads(value) if v not in found])
+        found |= new
+        pending += new
+    return found.keys()
+
+
+def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> KeysView[int]:
     """Return a value and all values computed from it, nearest first.
 
     Args:
@@ -20,32 +31,25 @@ def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> lis
       passes: whether the walk continues through a node, from operand to results. Through data
         movement it follows the moved operand only, not indices.
     """
-    found, pending = {start}, [start]
-    for value in pending:
-        for node in graph.readers[value]:
-            if passes(node):
-                new = [v for v in _made(node, value) if v not in found]
-                found.update(new)
-                pending += new
-    return pending
+
+    def made(value: int) -> list[int]:
+        return [v for n in graph.readers[value] if passes(n) for v in _made(n, value)]
+
+    return closure([start], made)
 
 
-def find_origins(
-    graph: Graph,
-    passes: Callable[[Node], bool],
-    moves: Callable[[Node], bool] = lambda node: node.role is Role.MOVE,
-) -> dict[int, int]:
+def find_origins(graph: Graph, passes: Callable[[Node], bool]) -> dict[int, int]:
     """Return, per value that is made of one other and known numbers alone, that other.
 
     Args:
       graph: the program.
-      passes: whether a node that has no other origin among its operands passes it on.
-      moves: whether each result of a node has the origin of one operand.
+      passes: whether a node that has no other origin among its operands passes it on; moves do.
     """
     origins: dict[int, int] = {}
     for node in graph.nodes:
-        if moves(node):
-            origins.update((out, origins.get(v, v)) for v, out in node.moves)
+        if node.role is Role.MOVE:
+            for source, out in node.moves:
+                origins[out] = origins.get(source, source)
         elif passes(node):
             found = {origins.get(v, v) for v in node.ins if v not in graph.constants}
             origins.update(dict.fromkeys(node.outs, *found) if len(found) == 1 else {})
@@ -75,6 +79,13 @@ def find_parts(
             found = _NONE.union(*(parts.get(v, _NONE) for v in node.ins))
             parts.update(dict.fromkeys(node.outs if found else (), found))
     return parts
+
+
+def is_square(node: Node) -> bool:
+    """Return whether a node multiplies a value by itself."""
+    if node.name == "mul":
+        return node.ins[0] == node.ins[1]
+    return node.name in ("square", "integer_pow") and node.eqn.params.get("y", 2) == 2
 
 
 def is_movement(node: Node) -> bool:

@@ -14,11 +14,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.squares import is_square
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
-from jaxamp.plan.graph.consumers import descendants, is_movement
+from jaxamp.plan.graph.consumers import descendants, is_movement, is_square
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence, Set
 
 from jaxamp.core.formats import is_narrow
 from jaxamp.jaxprs.contracted import terms
-from jaxamp.plan.conditioning.squares import is_square
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, EQUALITIES, LONGEST_ROW, reduces_rows
 from jaxamp.plan.findings import Findings
+from jaxamp.plan.graph.consumers import is_square
 from jaxamp.plan.graph.graph import Graph, Nest, Node, Role, is_smaller, nodes_of
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.xla.hints.techniques import Technique

@@ -1,0 +1,206 @@
+"""Find of which array each value is made, and which arrays products, sums and loops make of others.
+
+An array that is moved, masked or scaled by known or smaller ones is the same array, and so is its
+sum over an axis, or its slice in a loop. A product, and what a solver makes of one, is `linear` in
+each of its operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from jaxamp.core.taxonomy import Trait
+from jaxamp.jaxprs.name_stack import is_backward
+from jaxamp.plan.graph.consumers import closure, is_square
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
+from jaxamp.plan.graph.sweeps import union
+
+_NONE: frozenset[int] = frozenset()
+SUMS = ("add", "sub")
+ADDS = (*SUMS, "add_any", "scatter-add", "scatter-sub")
+SIGNS = ("neg", "abs", "select_n")
+SCALES = ("mul", "div")
+REDUCTIONS = ("reduce_sum", "psum", "psum_invariant")
+_SCALED = frozenset((*SIGNS, *SCALES))
+_TERMS = 4  # what a longer sum adds up counts as one: a residual stream is as long as a network
+
+
+def chosen(node: Node) -> tuple[int, ...]:
+    """Return the operands of a node but for what chooses among them."""
+    return node.ins[1:] if node.name == "select_n" else node.ins
+
+
+def multiplies(node: Node) -> bool:
+    """Return whether a node is a product of matrices, or an outer one: an elementwise role."""
+    return node.role is Role.CONTRACT or node.name == "dot_general"
+
+
+class Arrays:
+    """Arrays of a program, and how they are made of each other.
+
+    Attributes:
+      graph: the program.
+      makers: per value, the node that makes it; of what a loop carries, the one before the loop.
+      sizes: of values as they were before they were repeated.
+      origins: per value, the array that it is.
+      whole: as `origins`, but a part or a sum is an array of its own.
+      is_sum: per value, whether it is a sum over an axis.
+      is_negative: per value, whether it is a negative multiple of its array.
+      linear: per product, the arrays that it multiplies.
+      added: per sum, its terms.
+      mixed: sums of which some term, however early, is subtracted.
+      joined: per array that others are joined in, these.
+      carried: per array that enters a loop, what it is in the next iteration.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.sizes = graph.sizes.copy()
+        self.origins = list(range(len(graph.avals)))
+        self.whole = self.origins.copy()
+        self.is_sum = bytearray(len(graph.avals))
+        self.is_negative = bytearray(len(graph.avals))
+        self.makers: dict[int, Node] = {}
+        self.linear: dict[int, frozenset[int]] = {}
+        self.added: dict[int, frozenset[int]] = {}
+        self.mixed: set[int] = set()
+        self.joined: dict[int, frozenset[int]] = {}
+        self.carried: dict[int, frozenset[int]] = {}
+        for node in graph.nodes:
+            for out in node.outs:
+                self.makers.setdefault(out, node)
+            if node.role is Role.MOVE:
+                for source, out in node.moves:
+                    if is_smaller(self.sizes[source], self.sizes[out]):
+                        self.sizes[out] = self.sizes[source]
+                    self._follow(source, out, whole=not self._is_smaller(out, source))
+            elif node.name in REDUCTIONS:
+                for source, out in node.moves:
+                    self._follow(source, out, whole=False)
+                    self.is_sum[out] = 1
+            elif node.link is Link.BACK:
+                first, last = (self.origins[v] for v in (*node.outs, *node.ins))
+                self.carried[first] = self.carried.get(first, _NONE) | {last}
+            elif node.link is not None:
+                self._follow(node.ins[0], node.outs[0])
+            elif node.outs and node.ins:
+                self._make(node, node.outs[0])
+
+    def _follow(self, source: int, out: int, *, whole: bool = True) -> None:
+        self.origins[out], self.is_sum[out] = self.origins[source], self.is_sum[source]
+        self.is_negative[out] = self.is_negative[source]
+        self.whole[out] = self.whole[source] if whole else out
+
+    def _make(self, node: Node, out: int) -> None:
+        if multiplies(node) or node.role is Role.FIXED or self.is_outer(node):
+            if not is_backward(node.scope):
+                read = self.read(node)
+                self.linear[out] = frozenset(read.union(*(self.joined.get(v, ()) for v in read)))
+        elif node.name in ADDS:
+            self.added[out] = read = frozenset(self.read(node))
+            is_mixed = union(self.is_negative, node.ins) or not self.mixed.isdisjoint(read)
+            if is_mixed or node.name.endswith("sub"):
+                self.mixed.add(out)
+        elif node.role is Role.MERGE:
+            self.joined[out] = frozenset(self.read(node))
+        elif node.name not in _SCALED or is_square(node):
+            return
+        elif (main := self.main(node)) is not None:
+            known, (one, other) = self.graph.constants, (node.ins[0], node.ins[-1])
+            number = 0.0 if node.name in SIGNS else known.get(one, known.get(other, 0.0))
+            self._follow(main, out)
+            self.is_negative[out] ^= node.name == "neg" or number < 0
+
+    def read(self, node: Node) -> set[int]:
+        """Return the arrays that a node reads."""
+        return {self.origins[v] for v in node.ins}
+
+    def product(self, value: int) -> Node | None:
+        """Return the product of matrices that makes the array of a value, if one does."""
+        node = self.makers.get(self.origins[value])
+        return node if node and multiplies(node) else None
+
+    def is_outer(self, node: Node) -> bool:
+        """Return whether elements of smaller arrays are multiplied by each other."""
+        size = self.graph.sizes[node.outs[0]]
+        return node.name == "mul" and all(is_smaller(self.sizes[v], size) for v in node.ins)
+
+    def main(self, node: Node) -> int | None:
+        """Return the operand that known or smaller numbers scale, or a mask, if there is one."""
+        known = self.graph.constants
+        read = [v for v in chosen(node) if v not in known and not self.is_mask(v)]
+        for value in read:
+            if all(self._is_smaller(v, value) for v in read if v != value):
+                return value if node.name != "div" or value == node.ins[0] else None
+        return None
+
+    def is_mask(self, value: int) -> bool:
+        """Return whether a value is a boolean array made a number."""
+        node = self.makers.get(self.origins[value])
+        if node is None or node.role is not Role.CONVERT:
+            return False
+        return self.graph.kinds[node.ins[0]] == "b"
+
+    def _is_smaller(self, value: int, other: int) -> bool:
+        return is_smaller(self.sizes[value], self.sizes[other])
+
+    def path(self, value: int) -> Iterator[tuple[Node, int]]:
+        """Yield the nodes that move and scale a value's array, last first, and what each reads."""
+        while value != self.origins[value]:
+            node = self.makers[value]
+            source = next(v for v in node.ins if self.origins[v] == self.origins[value])
+            yield node, source
+            value = source
+
+    def scales(self, value: int) -> set[int]:
+        """Return what a value's array has been multiplied with or divided by."""
+        scaled = (pair for pair in self.path(value) if pair[0].name in SCALES)
+        return {self.origins[v] for node, source in scaled for v in node.ins if v != source}
+
+    def is_whole_part(self, value: int, of: int) -> bool:
+        """Return whether a value is another rounded to whole numbers, or to multiples of one."""
+
+        def rounded(value: int) -> Sequence[int]:
+            node = self.makers.get(value)
+            read = [v for v in chosen(node) if v not in self.graph.constants] if node else []
+            if node is None or node.name == "select_n":
+                return read
+            is_scaled = node.role in (Role.MOVE, Role.CONVERT) or node.name in SCALES
+            return read if is_scaled and len(read) == 1 else ()
+
+        nodes = (self.makers.get(v) for v in closure([value], rounded))
+        whole = [n.ins[0] for n in nodes if n and n.trait is Trait.INTEGRAL]
+        return any(self.origins[v] == self.origins[of] for v in whole)
+
+    def is_linear(self, value: int, arrays: Collection[int], sums: bool = False) -> bool:
+        """Return whether products, solvers, and sums if so said, make a value of some arrays."""
+        first = min(arrays, default=value)
+        tables = (self.linear, self.added, self.carried) if sums else (self.linear,)
+
+        def read(value: int) -> Iterable[int]:
+            # What is older than all of them is made of none, unless it changes in a loop.
+            found = (v for table in tables for v in table.get(value, ()))
+            return [v for v in found if v >= first or (sums and v in self.carried)]
+
+        return not closure(read(value), read).isdisjoint(arrays)
+
+    def differences(self) -> Iterator[tuple[int, int]]:
+        """Yield arrays of which one is subtracted from the other, in sums of few terms."""
+        for node in (n for name in ADDS for n in self.graph.named.get(name, ())):
+            if node.outs[0] in self.mixed and not is_backward(node.scope):
+                left, right = (self._added_up(v) for v in (node.ins[0], node.ins[-1]))
+                flips = node.name.endswith("sub")
+                pairs = [(a, b) for a, s in left for b, t in right if s ^ t ^ flips]
+                yield from dict.fromkeys((*pairs, *((b, a) for a, b in pairs)))
+
+    def _added_up(self, value: int) -> list[tuple[int, int]]:
+        """Return the array of a value, and the nearest terms of its sum, each with its sign."""
+        pending, terms = [(value, 0)], list[tuple[int, int]]()
+        for made, sign in pending:
+            sign ^= self.is_negative[made]
+            terms.append((self.origins[made], sign))
+            node = self.makers.get(self.origins[made])
+            if node and node.name in ADDS and not self.is_sum[made] and len(pending) < _TERMS:
+                pending.append((node.ins[0], sign))
+                pending.append((node.ins[-1], sign ^ node.name.endswith("sub")))
+        return terms
