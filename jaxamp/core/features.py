@@ -88,7 +88,7 @@ class Work:
     Attributes:
       name: of a traced program, the same with more scopes, which rules and reports read.
       replace: functions of a traced program and a policy, which replace regions of one kind each.
-      choose: of a ``plan.precision.draft.Draft``, new choices for some nodes, after the core's.
+      choose: of a ``plan.findings.Draft``, new choices for some nodes, after the core's.
       steer: of the ``plan.findings.Findings``, hints for a compiler; one feature has them.
       emitter: of a policy, the ``rewrite.emitter.Emitter`` of such hints, by that feature.
       rules: rewrite rules by name of primitive.

@@ -21,24 +21,21 @@ from jaxamp.plan.decision import (
     RematerializedInput,
     is_wide,
 )
-from jaxamp.plan.findings import Findings, Steering
-from jaxamp.plan.graph.graph import Frame, Nest, Node
+from jaxamp.plan.findings import Findings, Precisions, Steering
+from jaxamp.plan.graph.graph import Frame, Nest, Node, Role
 from jaxamp.plan.loop_invariants import (
     find_invariant_casts,
     find_wide_invariants,
     other_operands,
 )
-from jaxamp.plan.outline import Outliner
 from jaxamp.plan.precision.choose import Choice
-
-Storage = Sequence[Precision | None]
 
 
 def assemble(
     findings: Findings,
     steering: Steering,
     grounds: Mapping[Node | Nest, Ground],
-    outputs: Storage | None,
+    outputs: Precisions | None,
 ) -> JaxprPlan:
     """Return the plan of the outermost jaxpr, in which equal plans of one jaxpr are one object."""
     assembler, frame = _Assembler(findings, steering, grounds), findings.frame
@@ -61,7 +58,6 @@ class _Assembler:
         self.inside = list(self.original)
         for value in findings.exact_narrow:
             self.inside[value] = self.stored[value]
-        self.outliner = Outliner()
         self._shared: dict[Hashable, JaxprPlan] = {}
         self._node_plans: dict[Hashable, EquationPlan] = {}
         self._nest_plans: dict[Hashable, EquationPlan] = {}
@@ -124,7 +120,7 @@ class _Assembler:
         decisions = tuple(map(self._decide, frame.sites, plans))
         unchanged = is_wide((*inputs, *returned)) and all(plan.unchanged for plan in set(plans))
         units = () if unchanged else units
-        steps = self.outliner.steps(
+        steps = self.steering.outline.steps(
             frame.jaxpr, decisions, inputs, returned, units, self._recomputed(frame, units)
         )
         return JaxprPlan(
@@ -142,11 +138,12 @@ class _Assembler:
         is_widened = self.groups is not None and node in self.groups.widened
         if is_widened:
             storage, operand = original, Precision.F32
-        originals = self.readings.originals(node, choice, self.stored)
+        is_product = node.role is Role.CONTRACT
+        originals = self.readings.originals(node, choice, self.stored) if is_product else ()
         moved_rounding = steering.reversed_weights.get(node)
         # Beside a second read, a shared cast: the cotangent goes to what is read beside the cast.
         shared = originals if moved_rounding is None else (0,)
-        if self.readings.shares_casts(node):
+        if is_product and self.readings.shares_casts:
             shared = range(len(ins))
         copied = not self.copied.isdisjoint(ins)
         is_among = not (is_widened or self.many_read.isdisjoint(ins))
@@ -262,7 +259,7 @@ class _Assembler:
         return self.readings.copy_for(value, node)
 
 
-def _of(values: Sequence[int], storage: Storage) -> tuple[Precision | None, ...]:
+def _of(values: Sequence[int], storage: Precisions) -> tuple[Precision | None, ...]:
     return tuple([storage[v] for v in values])
 
 

@@ -1,4 +1,4 @@
-"""The results of all analyses of a program, and compiler hints, from which a plan is assembled.
+"""The findings on a program, drafts of its precisions, and hints, from which a plan is assembled.
 
 Hints are plain data, computed from the findings by a feature that knows the compiler; by default
 there are none. No hint changes the precision of an equation or of a stored value.
@@ -8,17 +8,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jax.extend.core import Jaxpr, Var
 
 from jaxamp.core.formats import Precision
 from jaxamp.plan.conditioning.hazards import Hazards
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
-from jaxamp.plan.decision import CotangentRounding, RematerializedInput
+from jaxamp.plan.decision import (
+    CotangentRounding,
+    Decision,
+    Fusion,
+    FusionCall,
+    RematerializedInput,
+)
 from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.operand_reads import OperandReads
+from jaxamp.plan.precision.overrides import Forced
 from jaxamp.policy.policy import PrecisionPolicy
+
+Precisions = Sequence[Precision | None]
+
+
+class Draft(NamedTuple):
+    """Precisions of a program so far, of which a pass makes new choices for some nodes.
+
+    Attributes:
+      policy: the policy.
+      graph: the program.
+      flow: where values come from, what they are for, and which are fused.
+      hazards: what loses accuracy in a narrow format.
+      forced: what the user has decided.
+      stored: precision in which each value is stored; a pass updates it.
+      choices: what was chosen for each node; a pass leaves it as it is.
+    """
+
+    policy: PrecisionPolicy
+    graph: Graph
+    flow: Dataflow
+    hazards: Hazards
+    forced: Forced
+    stored: list[Precision | None]
+    choices: Mapping[Node, Choice]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -56,6 +91,38 @@ class Findings:
     groups: Groups | None
 
 
+class Outline:
+    """Order in which the equations of a jaxpr are emitted: here as written, each by itself.
+
+    Attributes:
+      repeated: groups that have more than one place.
+    """
+
+    def __init__(self) -> None:
+        self.repeated: set[Fusion] = set()
+
+    def steps(
+        self,
+        jaxpr: Jaxpr,
+        decisions: Sequence[Decision],
+        inputs: Precisions,
+        outputs: Precisions,
+        groups: Sequence[Sequence[int]],
+        recomputed: Mapping[Var, int],
+    ) -> tuple[int | FusionCall, ...]:
+        """Return what to emit, in order.
+
+        Args:
+          jaxpr: the program.
+          decisions: one for each of its equations.
+          inputs: precisions in which its inputs arrive.
+          outputs: precisions in which its results leave.
+          groups: indices of equations that are to be emitted as one unit.
+          recomputed: per value that a later group recomputes, the equation that computes it.
+        """
+        return tuple(range(len(decisions)))
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Steering:
     """Compiler hints for one program; values and nodes are those of its graph.
@@ -71,6 +138,7 @@ class Steering:
       reversed_weights: reversals that read a rounding of their operand besides, and to what.
       units: per jaxpr, the indices of equations that are emitted as one unit, which is recomputed
         in the backward pass.
+      outline: what makes these units.
       residuals: values inside a group that are residuals, rather than recomputed.
       recomputed: values that a later group of the same jaxpr recomputes rather than reads.
       relu_signs: results of a derivative rule that the rule itself rounds and saves; see
@@ -87,6 +155,7 @@ class Steering:
     label_gathers: Set[Node] = frozenset()
     reversed_weights: Mapping[Node, Precision] = field(default_factory=dict)
     units: Mapping[Frame, Sequence[Sequence[int]]] = field(default_factory=dict)
+    outline: Outline = field(default_factory=Outline)
     residuals: Set[int] = frozenset()
     recomputed: Set[int] = frozenset()
     relu_signs: Set[int] = frozenset()

@@ -21,15 +21,13 @@ from jaxamp.plan.dataflow.fused_groups import Groups
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import Plan
-from jaxamp.plan.findings import Findings, Steering
+from jaxamp.plan.findings import Draft, Findings, Steering
 from jaxamp.plan.graph.graph import Frame, Graph, sites_of
 from jaxamp.plan.graph.unfold import unfold
-from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.precision.buffers import narrow_buffers
 from jaxamp.plan.precision.carries import settle_carries
 from jaxamp.plan.precision.choose import Chooser
 from jaxamp.plan.precision.communication import find_communication, narrow_varying
-from jaxamp.plan.precision.draft import Draft
 from jaxamp.plan.precision.operand_reads import OperandReads
 from jaxamp.plan.precision.overrides import Forced, find_forced
 from jaxamp.plan.precision.stored_joins import store_bias_sums, store_joins
@@ -87,7 +85,8 @@ def make_plan(
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or (), forms=forms)
     grounds = {site: ground_of(site, findings.choices) for site in sites_of(frame)}
-    body = assemble(findings, _steer(findings), grounds, outputs)
+    steering = _steer(findings)
+    body = assemble(findings, steering, grounds, outputs)
     return Plan(
         body=body,
         grounds=tuple(grounds.values()),
@@ -95,7 +94,7 @@ def make_plan(
         rule_counts=forced.rule_counts,
         unknown=tuple(graph.unknown),
         jaxpr=closed_jaxpr,
-        repeated=find_repeated(body),
+        repeated=frozenset(steering.outline.repeated),
     )
 
 

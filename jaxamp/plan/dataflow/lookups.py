@@ -32,14 +32,7 @@ def is_label_gather(graph: Graph, provenance: Provenance, node: Node) -> bool:
     if node.name != "gather" or set(node.eqn.params["slice_sizes"]) != {1}:
         return False
     table, (found,) = node.ins[0], node.outs
-    return bool(provenance.dense[table]) and _is_half(graph.sizes[found], graph.sizes[table])
-
-
-def is_label_scatter(graph: Graph, node: Node) -> bool:
-    """Return whether a node scatters few numbers into zeros: the transpose of a label gather."""
-    if node.name != "scatter-add" or graph.constants.get(node.ins[0]) != 0:
-        return False
-    return _is_half(graph.sizes[node.ins[2]], graph.sizes[node.outs[0]])
+    return bool(provenance.dense[table]) and is_half(graph.sizes[found], graph.sizes[table])
 
 
 def gathers_whole_table(graph: Graph, node: Node) -> bool:
@@ -50,7 +43,8 @@ def gathers_whole_table(graph: Graph, node: Node) -> bool:
     return math.prod(node.eqn.params["slice_sizes"]) == graph.sizes[node.outs[0]] == size
 
 
-def _is_half(part: Any, whole: Any) -> bool:
+def is_half(part: Any, whole: Any) -> bool:
+    """Return whether one size is known to be at most half of another."""
     return is_smaller(2 * part, whole + 1)
 
 

@@ -10,7 +10,7 @@ returned to the jaxprs.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,7 +186,6 @@ class Graph:
       whole: per value, 1 if its numbers are known to be whole.
       nodes: in program order; the links of a loop stand where the loop does.
       named: nodes by name of their primitive, in program order; links under "".
-      links: the kinds of links in the graph.
       moved_from: per value that a node moves, the one that it was moved from.
       sources: boundary values: inputs and captured constants.
       outputs: results of the program.
@@ -220,7 +219,6 @@ class Graph:
     whole: bytearray = field(default_factory=bytearray)
     nodes: list[Node] = field(default_factory=list)
     named: dict[str, list[Node]] = field(default_factory=dict)
-    links: set[str] = field(default_factory=set)
     moved_from: dict[int, int] = field(default_factory=dict)
     sources: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
@@ -258,10 +256,9 @@ class Graph:
         node.index = len(self.nodes)
         self.nodes.append(node)
         self.named.setdefault(node.name, []).append(node)
-        if node.link is not None:
-            self.links.add(node.link)
-        elif node.role is Role.MOVE:
-            self.moved_from.update((out, source) for source, out in node.moves)
+        if node.role is Role.MOVE:
+            for source, out in node.moves:
+                self.moved_from[out] = source
         readers = self.readers
         for value in node.ins:
             found = readers[value]
@@ -310,17 +307,18 @@ def is_apart(graph: Graph, value: int) -> bool:
 _FAR = 2**-8  # it and its reciprocal are in float16's range
 
 
-def sites_of(frame: Frame) -> Iterator[Node | Nest]:
-    """Yield every equation of a jaxpr, nested ones after the one that holds them."""
+def sites_of(frame: Frame) -> list[Node | Nest]:
+    """Return every equation of a jaxpr, nested ones after the one that holds them."""
+    found = list[Node | Nest]()
     for site in frame.sites:
-        yield site
+        found.append(site)
         if isinstance(site, Nest):
-            for inner in site.frames:
-                yield from sites_of(inner)
+            found += [inner for body in site.frames for inner in sites_of(body)]
+    return found
 
 
 def nodes_of(site: Node | Nest) -> Sequence[Node]:
     """Return the node itself, or all nodes of the jaxprs that an equation holds."""
     if isinstance(site, Node):
         return (site,)
-    return [node for frame in site.frames for inner in frame.sites for node in nodes_of(inner)]
+    return [n for frame in site.frames for n in sites_of(frame) if isinstance(n, Node)]

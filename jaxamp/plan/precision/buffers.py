@@ -29,9 +29,9 @@ def narrow_buffers(flow: Dataflow, stored: list[Precision | None], choices: Choi
       choices: what was chosen for each node.
     """
     graph, _, uses, regions = flow
-    if graph.links.isdisjoint((*_STACKED, *_CUT)):
+    links = [n for n in graph.named.get("", ()) if n.link in (*_STACKED, *_CUT)]
+    if not links:
         return
-    links = [node for node in graph.nodes if node.link in (*_STACKED, *_CUT)]
     made = _find_computed(graph)
     buffers = {v for link in links for v in _buffers_of(made, link) if stored[v] is F32}
     if not buffers:

@@ -23,6 +23,11 @@ class OperandReads:
         themselves. Contractions may share one all the same, see `shares_casts`. Float32 invariants
         of a loop are among them: their cotangents are summed over iterations.
       copies: precision of the copy that far readers of a fused value get.
+      shares_casts: whether contractions share their casts of boundary values, as devices add up
+        narrow cotangents: the partitioner gathers a parameter for each of its casts, and reduces a
+        gradient for each (XLA:GPU, JAX 0.10.2: `python -m benchmarks.collectives --target h200
+        --unrolled`). As by hand, the cotangents of a parameter's readers are then added up in the
+        narrow format before devices do.
       many_readers: narrow values whose cotangents are summed in float32, and the readers of each.
     """
 
@@ -42,8 +47,7 @@ class OperandReads:
           policy: the policy, whose all-reduce may be narrow.
         """
         self._graph, _, _, self._regions = flow
-        # Whether cotangents of boundary values are float32 before they are summed.
-        self._sums_wide = not is_narrow(policy.allreduce)
+        self.shares_casts = is_narrow(policy.allreduce)
         self.copies = copies
         self.own_cast = _find_own_casts(flow, stored)
         self.many_readers = find_many_readers(self._graph, self._regions, copies, stored)
@@ -56,24 +60,12 @@ class OperandReads:
         A contraction computes with rounded boundary values, and is differentiated with respect to
         the wide ones.
         """
-        if node.role is not Role.CONTRACT or not self._sums_wide:
-            return ()
-        if choice.form or not is_narrow(choice.operand):
+        if self.shares_casts or choice.form or not is_narrow(choice.operand):
             return ()
         if not all(self._graph.is_float32[v] for v in node.ins[:2]):  # integers, say
             return ()
         pairs = enumerate(node.ins)
         return tuple(i for i, v in pairs if self.own_cast[v] and stored[v] is Precision.F32)
-
-    def shares_casts(self, node: Node) -> bool:
-        """Return whether a node shares its casts of boundary values with other readers.
-
-        Contractions do where devices add up narrow cotangents: the partitioner gathers a parameter
-        for each of its casts, and reduces a gradient for each (XLA:GPU, JAX 0.10.2: `python -m
-        benchmarks.collectives --target h200 --unrolled`). As by hand, the cotangents of a
-        parameter's readers are then added up in the narrow format before devices do.
-        """
-        return node.role is Role.CONTRACT and not self._sums_wide
 
     def is_one_of_many(self, value: int, reader: Node) -> bool:
         """Return whether a reader's cotangent meets those of many others, in float32."""

@@ -10,9 +10,9 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import CastConfig, Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.jaxprs.name_stack import is_backward, is_repeated
+from jaxamp.plan.findings import Draft
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
-from jaxamp.plan.precision.draft import Draft
 from jaxamp.plan.precision.overrides import Forced
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.quantized.choices.scaled import Scaled

@@ -35,9 +35,9 @@ from jaxamp.core.guards import Guard
 from jaxamp.plan.conditioning.hazards import Hazards
 from jaxamp.plan.dataflow.regions import ARITHMETIC
 from jaxamp.plan.dataflow.uses import Uses, find_returned
+from jaxamp.plan.findings import Draft
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
-from jaxamp.plan.precision.draft import Draft
 from jaxamp.plan.precision.reader_precisions import forwarded
 
 BF16, F32 = Precision.BF16, Precision.F32

@@ -31,7 +31,7 @@ _MAKERS = (Role.ELEMENTWISE, Role.MOVE, Role.CONVERT)
 
 def find_constants(graph: Graph, frame: Frame) -> dict[Frame, tuple[RematerializedInput, ...]]:
     """Return, per loop body or checkpoint in a loop, the inputs that it recomputes."""
-    if Link.INVARIANT not in graph.links:
+    if all(node.link is not Link.INVARIANT for node in graph.named.get("", ())):
         return {}
     remakes = _Rematerialization(graph)
     bodies = (b for s in sites_of(frame) if _is_kernel(s) for b in s.frames)

@@ -17,18 +17,17 @@ from jaxamp.plan.decision import (
     EquationPlan,
     Fusion,
     FusionCall,
-    JaxprPlan,
     OperandRead,
     Reading,
 )
+from jaxamp.plan.findings import Outline, Precisions
 
-Precisions = Sequence[Precision | None]
 
-
-class Outliner:
+class Outliner(Outline):
     """Outliner of groups, which reuses the fusions that it has made."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._fusions: dict[Hashable, Fusion] = {}
         self._lines: dict[Hashable, int] = {}
 
@@ -41,16 +40,7 @@ class Outliner:
         groups: Sequence[Sequence[int]],
         recomputed: Mapping[Var, int],
     ) -> tuple[int | FusionCall, ...]:
-        """Return what to emit, in order: single equations by their index, and groups.
-
-        Args:
-          jaxpr: the program.
-          decisions: one for each of its equations.
-          inputs: precisions in which its inputs arrive.
-          outputs: precisions in which its results leave.
-          groups: indices of equations that are emitted as one unit.
-          recomputed: per value that a later group recomputes, the equation that computes it.
-        """
+        """Return what to emit: single equations by their index, and groups as calls."""
         if not groups:
             return tuple(range(len(decisions)))
         members = {index: group for group in groups for index in group}
@@ -102,6 +92,8 @@ class Outliner:
                 inputs=inputs,
                 outputs=outputs,
             )
+        else:
+            self.repeated.add(fusion)
         around = jax_compat.keep_common_names(eqns[0], names)
         return FusionCall(
             fusion=fusion, members=tuple(unit), around=around, inputs=inputs, outputs=outputs
@@ -136,21 +128,6 @@ class Outliner:
         """Return a number that is equal for equations that differ in their operands only."""
         line = eqn.primitive, params_key(eqn.params), jax_compat.origin(eqn, names), plan
         return self._lines.setdefault(line, len(self._lines))
-
-
-def find_repeated(body: JaxprPlan) -> frozenset[Fusion]:
-    """Return the fusions that occur more than once in a plan; each jaxpr's plan counts once."""
-    found: set[Fusion] = set()
-    repeated: set[Fusion] = set()
-    plans, known = [body], {body}
-    for plan in plans:
-        for step in plan.steps:
-            if isinstance(step, FusionCall):
-                (repeated if step.fusion in found else found).add(step.fusion)
-        inner = {p: None for d in plan.decisions for p in d.plan.inner if p not in known}
-        known.update(inner)
-        plans.extend(inner)
-    return frozenset(repeated)
 
 
 class _Reader:
