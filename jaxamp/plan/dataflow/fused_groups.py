@@ -141,7 +141,8 @@ class Groups:
             for index in group:
                 for node in nodes_of(frame.sites[index]):
                     self._members[node.index] = 1
-                    self._frame_of.update(dict.fromkeys(node.outs, frame))
+                    for value in node.outs:
+                        self._frame_of[value] = frame
         return groups
 
     def _connected(self, sites: Sequence[Node | Nest]) -> Iterable[list[int]]:

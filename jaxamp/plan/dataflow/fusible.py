@@ -39,7 +39,9 @@ def _is_fusible(
         return False
     if _is_between_devices(graph, node) or node.name in _NEVER_FUSED or node.eqn.effects:
         return False
-    if node.role is not Role.REDUCE and all(_is_result(uses, lowered, v) for v in node.outs):
+    if node.role is not Role.REDUCE and False not in [
+        _is_result(uses, lowered, v) for v in node.outs
+    ]:
         return False  # an optimizer's update, say: as in float32, bit for bit
     # A gather or scatter by computed indices is a kernel.
     is_movement = node.role is Role.MOVE or node.role is Role.MERGE

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
 
+from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import column, forward, union
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Range in which the narrow formats of a policy have full accuracy."""
-
-    largest: float
-    smallest: float
-
-    def is_large(self, number: float) -> bool:
-        """Return whether a finite number would become infinite."""
-        return math.isfinite(number) and abs(number) > self.largest
-
-    def is_tiny(self, number: float) -> bool:
-        """Return whether a nonzero number would lose accuracy or become zero."""
-        return 0 < abs(number) < self.smallest
-
 
 STATE = 1  # computed from a boundary float by elementwise operations and movement alone
 DENSE = 2  # computed by or from Compute without reducing axes: of an activation's size
@@ -55,11 +39,19 @@ class Provenance:
         self.large = column(bits, LARGE)
 
 
-def find_provenance(graph: Graph, limits: Range) -> Provenance:
-    """Sweep forward until nothing changes; more than once only where a loop feeds back."""
+def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
+    """Sweep forward until nothing changes; more than once only where a loop feeds back.
+
+    Args:
+      graph: the program.
+      formats: the narrow ones of a policy, beyond whose ranges known numbers are large or tiny.
+    """
     bits = bytearray(len(graph.avals))
+    largest = min((p.max for p in formats), default=math.inf)
+    smallest = max((p.smallest_normal for p in formats), default=0.0)
     for value, number in graph.constants.items():
-        bits[value] = limits.is_large(number) * LARGE | limits.is_tiny(number) * TINY
+        is_large, is_tiny = largest < abs(number) < math.inf, 0 < abs(number) < smallest
+        bits[value] = is_large * LARGE | is_tiny * TINY
     for value in graph.sources:
         bits[value] |= graph.is_float32[value] * STATE
     for carry in graph.carries:

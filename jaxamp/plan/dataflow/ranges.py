@@ -27,7 +27,7 @@ _AROUND = (Link.INIT, Link.BACK, Link.RESULT)
 def find_ranges(graph: Graph) -> None:
     """Enter the ranges of all values into the graph, and which of them are whole numbers."""
     graph.ranges = [ANYWHERE] * len(graph.avals)
-    graph.whole = bytearray(kind in "iub" for kind in graph.kinds)
+    graph.whole = bytearray([kind in "iub" for kind in graph.kinds])
     for value in itertools.compress(range(len(graph.avals)), graph.whole):
         graph.ranges[value] = _of_dtype(graph, value)
     for value, number in graph.constants.items():

@@ -46,7 +46,7 @@ class FusionRegions:
     def __init__(self, graph: Graph) -> None:
         """Sweep forward for depths, and backward for values that near readers take in float32."""
         count = len(graph.avals)
-        self.depth = [int(value in graph.later) for value in range(count)]
+        self.depth = [0] * count
         self.ready: list[int] = []
         self.kernels = bytearray(len(graph.nodes))
         self.fused, self.joined = bytearray(count), bytearray(count)
@@ -57,6 +57,8 @@ class FusionRegions:
             for out in node.outs
         }
         self.bias_sums: set[int] = set()
+        for value in graph.later:
+            self.depth[value] = 1
         self._find_depths(graph)
         for node in reversed(graph.nodes):
             is_reduction = node.role is Role.REDUCE and not selects_in_windows(graph, node)
@@ -70,7 +72,7 @@ class FusionRegions:
             role = node.role
             is_repeated = node.name == "gather" and is_repeated_gather(graph, node)
             is_alone = role in _KERNELS and not combines_masks(graph, node)
-            windowed = is_window(graph, node)
+            windowed = role is Role.REDUCE and is_window(graph, node)
             is_kernel = is_alone or is_repeated or windowed
             self.kernels[node.index] = is_kernel
             reached = max([depth[v] for v in node.ins], default=0)
@@ -90,7 +92,7 @@ class FusionRegions:
         near = [r for r in readers if ready[r.index] <= depth and not self.reads_sign(graph, r)]
         if not near:  # recomputing it is cheaper than to store and read it
             return bool(readers) and not any(self.kernels[r.index] for r in readers)
-        return all(r.role in _FUSING_ROLES or r.name in _FUSED_MERGES for r in near)
+        return False not in [r.role in _FUSING_ROLES or r.name in _FUSED_MERGES for r in near]
 
     def reads_sign(self, graph: Graph, reader: Node) -> bool:
         """Return whether a node compares a ReLU's result with zero: any format will do."""

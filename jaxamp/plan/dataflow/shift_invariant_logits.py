@@ -25,10 +25,7 @@ def is_shift_invariant(graph: Graph, value: int) -> bool:
 
     Before, it may be moved, scaled, masked or mapped elementwise.
     """
-    rows, extremes = (
-        set[int](),
-        set[int](),
-    )  # the value as it is mapped elementwise, and its extremes
+    rows, extremes = set[int](), set[int]()  # the value as it is mapped elementwise; its extremes
     pending: list[int] = []
     _mark(graph, rows, (value,), pending)
     shifted, last = False, -1

@@ -20,7 +20,7 @@ from jaxamp.core.taxonomy import Op, Trait
 from jaxamp.jaxprs.contracted import has_explicit_precision, terms
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.name_stack import joined_names, without_repeats
-from jaxamp.jaxprs.nested import RULED, called, is_region, loop, nested, wiring
+from jaxamp.jaxprs.nested import RULED, called, is_region, loop, nested
 from jaxamp.plan.graph.graph import Carry, Frame, Graph, Link, Nest, Node, Role
 
 
@@ -49,17 +49,19 @@ class _Unfolder:
         captured = [self._captured(var.aval, const) for var, const in pairs]
 
         def visit(eqn: JaxprEqn, ins: Sequence[int]) -> tuple[int, ...]:
-            sites.append(self._site(eqn, tuple(ins), self._scope(scope, eqn)))
+            sites.append(self._site(eqn, tuple(ins), scope))
             return sites[-1].outs
 
         exits = tuple(walk(jaxpr, captured, entries, visit, self._literal))
         return Frame(jaxpr, tuple(entries), sites, exits, exits)
 
-    def _site(self, eqn: JaxprEqn, ins: tuple[int, ...], scope: str) -> Node | Nest:
+    def _site(self, eqn: JaxprEqn, ins: tuple[int, ...], outer: str) -> Node | Nest:
         primitive = eqn.primitive
         if primitive not in self._ops:
             self._ops[primitive] = taxonomy.lookup(primitive)
         op = self._ops[primitive]
+        unfolder = _UNFOLDERS.get(op.trait) if op else None
+        scope = self._scope(outer, eqn, holds=unfolder is not None)
         if op is not None and op.trait is Trait.ALLREDUCE and _is_local(eqn):
             op = taxonomy.TABLE["reduce_sum"]
         elif op is not None and op.trait is Trait.CONTRACTION and _is_outer(eqn):
@@ -68,7 +70,7 @@ class _Unfolder:
             op = taxonomy.TABLE["name"]
         if op is None:
             self.graph.unknown.setdefault(primitive.name, eqn)
-        elif (unfolder := _UNFOLDERS.get(op.trait)) and not is_region(eqn):
+        elif unfolder and not is_region(eqn):
             return unfolder(self, eqn, op, ins, scope)
         outs = tuple([self.graph.value(v.aval) for v in eqn.outvars])
         role = self._role(op, ins, outs)
@@ -203,9 +205,9 @@ class _Unfolder:
             self.graph.constants[value] = float(jax_compat.literal_value(literal))
         return value
 
-    def _scope(self, outer: str, eqn: JaxprEqn) -> str:
+    def _scope(self, outer: str, eqn: JaxprEqn, *, holds: bool) -> str:
         info = eqn.source_info
-        place = outer, id(info.name_stack), id(info.traceback) if wiring(eqn) else None
+        place = outer, id(info.name_stack), id(info.traceback) if holds else None
         if place not in self._scopes:
             self._scopes[place] = joined_names(outer, eqn)
         return self._scopes[place]

@@ -6,7 +6,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.plan.dataflow.constraints import constrain_contraction
-from jaxamp.plan.dataflow.provenance import Provenance, Range, find_provenance
+from jaxamp.plan.dataflow.provenance import Provenance, find_provenance
 from jaxamp.plan.dataflow.repeated_decisions import find_repeated
 from jaxamp.plan.dataflow.uses import Lowerable, Uses, find_uses
 from jaxamp.plan.graph.consumers import descendants, is_exact, is_movement
@@ -35,12 +35,11 @@ def settle_carries(
         for carry in graph.carries:
             carry.keeps_dtype = True
     for carry in graph.carries:
-        carry.keeps_dtype |= (
-            carry.init in graph.sources
-        )  # starts as an input: state, which is never lowered
+        # What starts as an input is state, which is never lowered.
+        carry.keeps_dtype |= carry.init in graph.sources
     repeated, no_gain = frozenset[int](), Guard.NO_GAIN in policy.guards
     while True:
-        provenance = find_provenance(graph, _limits(policy))
+        provenance = find_provenance(graph, policy.low)
         may_lower = _lowering(graph, provenance, policy, forced)
         uses = find_uses(graph, provenance, may_lower, repeated, no_gain=no_gain)
         unsafe = [
@@ -156,12 +155,3 @@ def _is_elementwise_or_inward(node: Node) -> bool:
 
 def _precedes_contraction(node: Node) -> bool:
     return _is_elementwise_or_inward(node) or node.role is Role.REDUCE
-
-
-def _limits(policy: PrecisionPolicy) -> Range:
-    """Return the range in which every narrow format of a policy has full accuracy."""
-    formats = policy.low
-    return Range(
-        largest=min((p.max for p in formats), default=float("inf")),
-        smallest=max((p.smallest_normal for p in formats), default=0.0),
-    )

@@ -44,7 +44,7 @@ from jaxamp.plan.dataflow.uses import REACHES, find_returned, is_state_update
 from jaxamp.plan.graph.consumers import descendants, find_origins, is_movement
 from jaxamp.plan.graph.graph import Link, Node, Role
 from jaxamp.plan.graph.sweeps import union
-from jaxamp.plan.precision.overrides import Forced
+from jaxamp.plan.precision.overrides import UNFORCED, Forced
 from jaxamp.policy.policy import PrecisionPolicy
 
 F32 = Precision.F32
@@ -79,9 +79,7 @@ class Chooser:
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.keeps_dtype)
         self.narrow_carries = {v for c in carries for v in (c.inner, c.result)}
-        self.copies: dict[
-            int, Precision
-        ] = {}  # per fused value, the precision of far readers' copy
+        self.copies: dict[int, Precision] = {}  # per fused value, what far readers copy it to
         self.gainless: set[int] = set()  # f32 for lack of gain, not for accuracy
         self.wide_in_memory: set[int] = set()  # of these, what is in memory in f32 anyway
         self.returned = find_returned(graph) if Guard.NO_GAIN in policy.guards else frozenset()
@@ -112,7 +110,8 @@ class Chooser:
         for value, precision in zip(entries, inputs, strict=False):
             if precision is not None:
                 self.stored[value] = precision
-        return {node: self.choose(node, *forced.of(node)) for node in self.graph.nodes}
+        of = forced.by_node
+        return {n: self.choose(n, *of.get(n, UNFORCED)) for n in self.graph.nodes}
 
     def choose(self, node: Node, forced: Precision | None, forced_by: str) -> Choice:
         """Return the choice for one node; `forced` comes from a rule or a kept region."""
@@ -171,10 +170,8 @@ class Chooser:
             return Choice(F32, F32, f"{EXPLICIT_PRECISION}; not followed: {by}", None, F32)
         if wrong := self._falsifies(node, forced):
             return Choice(F32, F32, f"{wrong.reason}; not followed: {by}", wrong.guard, F32)
-        if node.trait is Trait.COLLECTIVE:
-            return Choice(
-                F32, forced, by, None, forced
-            )  # rounded where it is sent: see communication.py
+        if node.trait is Trait.COLLECTIVE:  # rounded where it is sent: see communication.py
+            return Choice(F32, forced, by, None, forced)
         return Choice(forced, forced, by, None, self._accumulation(node, forced))
 
     def _falsifies(self, node: Node, low: Precision) -> Constraint | None:
@@ -214,11 +211,8 @@ class Chooser:
     def _accumulation(self, node: Node, low: Precision) -> Precision | None:
         if node.role is Role.CONTRACT:
             return F32
-        if (
-            node.role is not Role.REDUCE
-            or node.trait is Trait.EXTREMUM
-            or is_pooling_gradient(node)
-        ):
+        is_sum = node.role is Role.REDUCE and node.trait is not Trait.EXTREMUM
+        if not is_sum or is_pooling_gradient(node):
             return None
         # A reduction that holds a jaxpr has that jaxpr's dtypes.
         typed = node.op is not None and bool(node.op.dtype_params)
@@ -239,9 +233,8 @@ class Chooser:
             if self.uses.escapes[out] and self.policy.allreduce is low:
                 return Choice(low, low, f"a gradient: {low.short} for its sum over devices")
             if self._saves_memory(node, low):
-                return Choice(
-                    low, low, f"larger than its operands: stored in {low.short}", None, F32
-                )
+                reason = f"larger than its operands: stored in {low.short}"
+                return Choice(low, low, reason, None, F32)
             reason = f"operands in {low.short}; no later product reads the result"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
         if Guard.SENSITIVE in self.guards and (why := self._sensitivity(out)):
@@ -387,9 +380,8 @@ class Chooser:
         return Choice(operand, low, f"stored in {low.short} for a later product")
 
     def _move(self, node: Node, low: Precision) -> Choice:
-        if Guard.REDUCTION_ISLAND in self.guards and is_label_gather(
-            self.graph, self.provenance, node
-        ):
+        is_label = is_label_gather(self.graph, self.provenance, node)
+        if is_label and Guard.REDUCTION_ISLAND in self.guards:
             return _LABEL_GATHER
         if node in self.many_cotangents and self._as_read(node.ins[0], node) is low:
             reason = f"f32 inside, stored in {low.short}: many cotangents are summed"

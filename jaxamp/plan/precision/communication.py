@@ -173,10 +173,6 @@ def narrow_varying(
             continue  # a sum in float16 may overflow
         reason = f"{low.short} before it varies: cotangents are added up over devices as stored"
         found[node] = Choice(low, low, reason)
-        pending = [node.outs[0]]
-        for value in pending:
+        for value in descendants(graph, node.outs[0], lambda n: is_forwarded(n, choices, ())):
             stored[value] = low
-            for reader in graph.readers[value]:
-                moved = forwarded(reader, choices, ())
-                pending += [out for source, out in moved if source == value]
     return found

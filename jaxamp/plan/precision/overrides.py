@@ -11,6 +11,8 @@ from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import EquationView, first_match
 
+UNFORCED: tuple[None, str] = None, ""
+
 
 @dataclass(slots=True, eq=False)
 class Forced:
@@ -21,7 +23,7 @@ class Forced:
 
     def of(self, node: Node) -> tuple[Precision | None, str]:
         """Return the precision that a node is forced to, `None` if it is not, and by what."""
-        return self.by_node.get(node, (None, ""))
+        return self.by_node.get(node, UNFORCED)
 
 
 def find_forced(graph: Graph, policy: PrecisionPolicy) -> Forced:
