@@ -32,7 +32,6 @@ from collections.abc import Mapping, Set
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
-from jaxamp.plan.conditioning.hazards import Hazards
 from jaxamp.plan.dataflow.regions import ARITHMETIC
 from jaxamp.plan.dataflow.uses import Uses, find_returned
 from jaxamp.plan.findings import Draft
@@ -52,37 +51,30 @@ def narrow_quantized(draft: Draft) -> dict[Node, Choice]:
 
     Sums that are stored are taken out of the fused values.
     """
-    graph, hazards, forced = draft.graph, draft.hazards, draft.forced
-    regions, stored, choices = draft.flow.regions, draft.stored, draft.choices
+    graph, stored, choices = draft.graph, draft.stored, draft.choices
     dots = [n for n in graph.nodes if n.role is Role.CONTRACT and choices[n].form]
     if not dots:
         return {}
     returned = find_returned(graph)
-    found = _narrow_results(graph, hazards, returned, dots, stored, choices)
+    found = _narrow_results(draft, returned, dots)
     terms = {v for n in dots for v in n.outs if _is_term(graph, stored, v)}
     for node in graph.nodes if terms else ():
-        if node.name not in _SUMS or not terms.issuperset(node.ins) or forced.of(node)[0]:
+        if node.name not in _SUMS or not terms.issuperset(node.ins) or draft.forced.of(node)[0]:
             continue
-        if not returned.isdisjoint(node.outs) or hazards.of(node, list(node.outs), BF16):
+        if not returned.isdisjoint(node.outs) or draft.hazards.of(node, [*node.outs], BF16):
             continue
         found[node] = _ADDED
         for value in node.outs:
-            stored[value], regions.fused[value] = BF16, 0
+            stored[value], draft.flow.regions.fused[value] = BF16, 0
             if _is_term(graph, stored, value):
                 terms.add(value)
     return found
 
 
-def _narrow_results(
-    graph: Graph,
-    hazards: Hazards,
-    returned: Set[int],
-    dots: list[Node],
-    stored: list[Precision | None],
-    choices: Mapping[Node, Choice],
-) -> dict[Node, Choice]:
+def _narrow_results(draft: Draft, returned: Set[int], dots: list[Node]) -> dict[Node, Choice]:
     """Return choices for dots whose results were float32 for lack of gain alone."""
-    cancelling = graph.unrounded | hazards.lookup_places
+    graph, stored, choices = draft.graph, draft.stored, draft.choices
+    cancelling = graph.unrounded | draft.hazards.lookup_places
     found: dict[Node, Choice] = {}
     for node in dots:
         if choices[node].stored is not F32 or choices[node].guard is not Guard.NO_GAIN:

@@ -15,7 +15,7 @@ sum of exponentials of each row of scores, which has no derivative here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.define import compiled, define, jvp_along, typed_as
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.found.attention.kernels import composed
-from jaxamp.found.attention.kernels.fused import backward_form, forward_form
+from jaxamp.found.attention.kernels.fused import Form, backward_form, forward_form
 from jaxamp.found.attention.kernels.partitioned import partitioned
 from jaxamp.found.attention.kernels.platforms import PLATFORMS, chosen
 from jaxamp.found.attention.kernels.spec import (
@@ -37,8 +37,6 @@ from jaxamp.found.attention.kernels.spec import (
     of_backward,
 )
 from jaxamp.kernels.jax_compat.kernel_lowering import has_several_devices, lower_kernel
-
-Form = Callable[..., tuple[Any, ...]]
 
 attention_forward_p = Primitive("attention_forward")
 attention_backward_p = Primitive("attention_backward")
