@@ -208,7 +208,7 @@ def backward_of_a_scan(x, w, scales):
 
     def loss(x):
         def body(carry, scale):
-            return (jnp.sin(carry) @ w) * scale, None  # planted
+            return (jnp.tanh(carry) @ w) * scale, None  # planted
 
         return jnp.sum(lax.scan(body, x, scales)[0])
 
@@ -279,7 +279,7 @@ def rematerialized(x, w):
         y = x * x
         return y @ w  # planted
 
-    return jax.value_and_grad(lambda x: jnp.sum(jnp.sin(block(x))))(x)
+    return jax.value_and_grad(lambda x: jnp.sum(jax.nn.relu(block(x))))(x)
 
 
 @jax.custom_vjp
@@ -438,4 +438,4 @@ def overflow_of_float32_itself(x, w):
 @fault(ONES * 3.3995e38, EYE, policy="mixed_bf16")
 def overflow_of_bf16(x, w):
     """Between the largest number of bf16 and that of f32."""
-    return jnp.sum(jnp.sin(x @ w))  # planted
+    return jnp.max(jnp.abs(x @ w))  # planted
