@@ -23,20 +23,14 @@ def cudnn_version() -> int | None:
         return None
 
 
-def cudnn_refusal(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
-    training: bool,
-    capability: tuple[int, int],
-    version: int,
-) -> str | None:
+def cudnn_refusal(operands: Sequence[Any], training: bool, gpu: Any) -> str | None:
     """Return why JAX's checks refuse an attention in the layout BTNH; ``None`` if they accept it.
 
-    The checks ask the GPU at hand; here they are told of one.
+    The checks ask the GPU at hand; here they are told of one, a ``TargetGpu``.
     """
     from jax._src.cudnn import fused_attention_stablehlo as calls
+
+    (q, k, v, bias), capability = operands, gpu.capability
 
     def parsed(text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split(".")))
@@ -49,31 +43,32 @@ def cudnn_refusal(
     layout = calls.AttentionLayout.BTNH
     try:
         calls.check_layout(q, k, v, bias, None, None, None, None, None, None, layout)
-        supported(q, k, v, layout.value, version, bias is not None, training)
+        supported(q, k, v, layout.value, gpu.cudnn, bias is not None, training)
     except (ValueError, NotImplementedError) as error:
         return str(error)
     return None
 
 
-def cudnn_forward(operands: Sequence[Any], **words: Any) -> tuple[Any, ...]:
+def cudnn_forward(operands: Sequence[Any], spec: Any) -> tuple[Any, ...]:
     """Return the output in the layout BTNH, and the log-sum-exp of the scores as f32[B, N, T].
 
-    Operands are q, k, v and a bias or ``None``; words are those of `_words`.
+    Operands are q, k, v and a bias or ``None``; of the ``AttentionSpec`` no mask is read.
     """
     from jax._src.cudnn import fused_attention_stablehlo as calls
 
-    params = _words(calls, operands, False, **words) | {"is_training": True}
+    params = _words(calls, operands, spec, False) | {"is_training": True}
     return tuple(calls._dot_product_attention_fwd_p.bind(*_filled(operands), **params))
 
 
 def cudnn_backward(
-    operands: Sequence[Any], out: Any, lse: Any, dout: Any, *, bias_grad: bool, **words: Any
+    operands: Sequence[Any], results: Sequence[Any], spec: Any, bias_grad: bool
 ) -> tuple[Any, ...]:
     """Return the cotangents of q, k, v, and with `bias_grad` that of the bias."""
     from jax._src.cudnn import fused_attention_stablehlo as calls
 
-    params, known = _words(calls, operands, bias_grad, **words), (lse, out, dout)
-    return tuple(calls._dot_product_attention_bwd_p.bind(*_filled(operands), *known, **params))
+    params, (out, lse, dout) = _words(calls, operands, spec, bias_grad), results
+    known = (*_filled(operands), lse, out, dout)
+    return tuple(calls._dot_product_attention_bwd_p.bind(*known, **params))
 
 
 def _filled(operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -82,26 +77,18 @@ def _filled(operands: Sequence[Any]) -> tuple[Any, ...]:
     return (q, k, v, unused if bias is None else bias, *(unused,) * 6)
 
 
-def _words(
-    calls: Any,
-    operands: Sequence[Any],
-    bias_grad: bool,
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None,
-) -> dict[str, Any]:
+def _words(calls: Any, operands: Sequence[Any], spec: Any, bias_grad: bool) -> dict[str, Any]:
     taken = inspect.signature(calls._dot_product_attention_fwd_cuda_lowering).parameters
     return {
         "variadic_args": (operands[3] is not None, bias_grad),
         # JAX 0.12 takes a function of the scores besides.
         **{name: None for name in ("score_mod_name", "score_mod_jaxpr") if name in taken},
-        "scale": scale,
+        "scale": spec.scale,
         "seed": 42,
         "dropout_rate": 0.0,
-        "mask_type": calls.MaskType.CAUSAL if causal else calls.MaskType.NO_MASK,
+        "mask_type": calls.MaskType.CAUSAL if spec.causal else calls.MaskType.NO_MASK,
         "layout": calls.AttentionLayout.BTNH.value,
-        "sliding_window_length": window,
+        "sliding_window_length": spec.window,
     }
 
 

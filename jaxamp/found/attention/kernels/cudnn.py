@@ -37,7 +37,7 @@ def obstacle(gpu: TargetGpu, operands: Operands, spec: AttentionSpec, backward: 
         bias = jax.ShapeDtypeStruct((*bias.shape[:2], q.shape[1], k.shape[1]), q.dtype)
     if q.dtype.itemsize != 2:
         return f"operands are {q.dtype}, not of 16 bits"
-    return cudnn_refusal(q, k, v, bias, backward, gpu.capability, gpu.cudnn)
+    return cudnn_refusal((q, k, v, bias), backward, gpu)
 
 
 def on(gpu: TargetGpu) -> Fused:
@@ -48,19 +48,15 @@ def on(gpu: TargetGpu) -> Fused:
 
 def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     """Compute output and lse."""
-    return cudnn_forward(_narrowed(operands), **_words(spec))
+    return cudnn_forward(_narrowed(operands), spec)
 
 
 def backward(
     operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
 ) -> tuple[Any, ...]:
     """Compute the cotangents; that of a bias over all queries and keys."""
-    found = cudnn_backward(_narrowed(operands), *results, bias_grad=bias_grad, **_words(spec))
+    found = cudnn_backward(_narrowed(operands), results, spec, bias_grad)
     return (*found, None)[:4]
-
-
-def _words(spec: AttentionSpec) -> dict[str, Any]:
-    return {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
 
 
 def _narrowed(operands: Operands) -> Operands:
