@@ -8,14 +8,13 @@
 The value and gradient of the models of `benchmarks.deviceless`, in full size, compiled and not run:
 in bfloat16 by hand, and by `amp` in both orders. Versions alternate, after a round of
 warming up; before each JAX forgets what it has traced, as in a process that has just begun. Times
-are those of the processor, threads of the compiler included, so that other work counts little.
-Ratios are of medians.
+are those of the processor, threads of the compiler included. Other work on the machine adds up to
+half to them, by caches and cores that it shares, and takes nothing off: the least round is shown.
 """
 
 import argparse
 import gc
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -82,18 +81,17 @@ def rounds(size: Size, repeat: int, target: str | None = None) -> dict[str, list
     return {name: seconds[1:] for name, seconds in found.items()}
 
 
-def medians(found: list[Seconds]) -> Seconds:
-    """Medians of each stage, and of the whole."""
-    whole = statistics.median(sum(seconds.values()) for seconds in found)
-    stages = {stage: statistics.median(s[stage] for s in found) for stage in STAGES}
-    return {"whole": whole, **stages}
+def least(found: list[Seconds]) -> Seconds:
+    """Return the round that took least, and the whole of it."""
+    seconds = min(found, key=lambda seconds: sum(seconds.values()))
+    return {"whole": sum(seconds.values()), **seconds}
 
 
 def add_rows(table: Table, name: str, found: dict[str, list[Seconds]]) -> None:
     """Add the rows of a model: seconds by hand, and ratios to them."""
-    by_hand = medians(found[HAND])
+    by_hand = least(found[HAND])
     for order in [name for name in found if name != HAND]:
-        ours = medians(found[order])
+        ours = least(found[order])
         ratios = (f"{ours[part] / by_hand[part]:.2f}" for part in by_hand)
         table.add_row(name, order, f"{by_hand['whole']:.2f} s", *ratios)
 
