@@ -151,7 +151,8 @@ class _Balanced:
     def has(self, value: int) -> bool:
         """Return whether a value is such a matrix, moved or scaled."""
         origin = self._arrays.origins[value]
-        parts = (value, *(source for _, source in self._arrays.path(value)))
+        whole = itertools.takewhile(lambda p: p[0].name != "select_n", self._arrays.path(value))
+        parts = (value, *(source for _, source in whole))
         known = [v for v in parts if v in self._known]
         return origin in self._less or any(map(self._adds_up, {*known[:1], *known[-1:]}))
 
