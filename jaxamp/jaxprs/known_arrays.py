@@ -39,7 +39,7 @@ class KnownArrays:
     """
 
     def __init__(self, avals: Sequence[Any], largest: int) -> None:
-        """Know nothing yet of values of such types; larger arrays, thin, are left unknown."""
+        """Start with no value of such types known; larger arrays, thin, are left unknown."""
         self._avals, self._largest = avals, largest
         self._makers: dict[int, Make] = {}  # of thin arrays
         self._shapes: dict[int, Shape] = {}  # of these
