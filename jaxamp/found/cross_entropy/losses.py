@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -22,10 +21,10 @@ from jaxamp.found.cross_entropy.one_number import differentiated, one_number
 from jaxamp.found.cross_entropy.passes import (
     Logits,
     Pass,
-    Search,
     Stays,
     before_exponentials,
     logits_of,
+    passes_of,
 )
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
 from jaxamp.found.levels import Level, Unit
@@ -176,7 +175,7 @@ class _Losses:
         why: Stays | None = None
         for logits in logits_of(unit, level):
             try:
-                passes = Search(level, known, logits).passes()
+                passes = passes_of(logits, level, known, taken)
             except Stays as reason:
                 why = why or reason
                 continue
@@ -184,11 +183,7 @@ class _Losses:
                 continue
             number = None
             if len(passes) == 1 and not passes[0].backward and self.policy.base is Precision.BF16:
-                with contextlib.suppress(Stays):
-                    whole = Search(level, known, logits, is_whole=True).passes()
-                    if taken.isdisjoint(whole[0].outputs):
-                        number = one_number(whole[0], level)
-                        passes = passes if number is None else whole
+                number = one_number(passes[0], level)
             regions = self._worthwhile(logits, passes, number, place)
             if jax_compat.has_typed_sharding(unit.eqn.outvars[0].aval):
                 for region in regions:

@@ -13,6 +13,7 @@ the logits computed again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -189,6 +190,30 @@ def _contracts(unit: Unit) -> bool:
     return unit.eqn.primitive.name == "dot_general" and bool(numbers[0][0])  # type: ignore[index]
 
 
+def passes_of(
+    logits: Logits, level: Level, known: KnownNumbers, taken: frozenset[int]
+) -> list[Pass]:
+    """Return what is computed in each pass; none without a softmax of each token's logits.
+
+    What is added up of losses and other small numbers is part of a pass, if it can be: XLA reads
+    logits once for that and their cotangents.
+
+    Args:
+      logits: the product.
+      level: where it is.
+      known: the known numbers of that.
+      taken: what other losses make.
+
+    Raises:
+      Stays: why the logits are stored.
+    """
+    with suppress(Stays):
+        passes = Search(level, known, logits, is_whole=True).passes()
+        if all(taken.isdisjoint(made.outputs) for made in passes):
+            return passes
+    return Search(level, known, logits, is_whole=False).passes()
+
+
 @dataclass(slots=True)
 class Search:
     """Search of what is computed token by token, from one product.
@@ -207,7 +232,7 @@ class Search:
     level: Level
     known: KnownArrays
     logits: Logits
-    is_whole: bool = False
+    is_whole: bool
     rows: dict[int, Rows] = field(default_factory=dict)
     stage: dict[int, int] = field(default_factory=dict)
     flows: dict[Unit, Flow] = field(default_factory=dict)
@@ -216,11 +241,7 @@ class Search:
     _powers: set[int] = field(default_factory=set)  # values that exponentials of logits are in
 
     def passes(self) -> list[Pass]:
-        """Return what is computed in each pass; none without a softmax of each token's logits.
-
-        Raises:
-          Stays: why the logits of one are stored.
-        """
+        """Return what is computed in each pass, see `passes_of`."""
         self._follow()
         return self._read() if self.is_softmax else []
 
@@ -424,6 +445,9 @@ class Search:
         if value in (self.sums if rows is None else self.rows):
             assert unit is not None
             return (unit, self.flows[unit]) if is_big or self.stage[value] == stage else None
+        name = unit.eqn.primitive.name if unit is not None and value not in self.stage else ""
+        if unit is not None and name == "transpose" and rows is None:
+            return unit, Flow((None,), None)  # its gradient lies as what is transposed
         if rows is None or not is_big:
             return None
         if unit is not None and not unit.eqn.effects and not _contracts(unit):

@@ -100,7 +100,7 @@ class _Chunk(NamedTuple):
         with jax_compat.emitting(eqn):
             results = jax_compat.bind(eqn, arrays)
         is_logits = is_product or is_moved
-        return [_Value(*made, is_logits) for made in zip(shapes, results, strict=True)]
+        return [_Value(*made, is_logits, is_moved) for made in zip(shapes, results, strict=True)]
 
     def read(self, operands: Sequence[Any]) -> list[Any]:
         """Return operands of one reader, for which logits are put behind a barrier."""

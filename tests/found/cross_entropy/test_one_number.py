@@ -152,3 +152,24 @@ def test_gradients_of_a_mean_are_its_own(loss):
     step = jax.grad(jaxamp.amp(loss, POLICY), 1)
     want = jax.grad(jaxamp.amp(loss, STORED), 1)(X, W)
     assert np.linalg.norm(jax.jit(step)(X, W) - want) <= 0.01 * np.linalg.norm(want)
+
+
+def test_the_gradient_of_a_transposed_matrix_is_added_up_as_the_matrix_lies():
+    """It would be transposed behind the loop else, in float32."""
+
+    def tied(x, w):
+        return optax.softmax_cross_entropy_with_integer_labels(x @ w.T, LABELS).mean()
+
+    step = jax.grad(jaxamp.amp(tied, POLICY), (0, 1))
+    equations = [eqn for eqn, _ in equations_of(step, X, W.T)]
+    (loop,) = (eqn for eqn in equations if eqn.primitive.name in ("scan", "while"))
+    assert (V, D) in [v.aval.shape for v in loop.outvars]
+    assert (D, V) not in [v.aval.shape for v in loop.outvars]
+
+
+def test_a_mean_is_added_up_with_its_gradients():
+    """A loop stores no loss of a token: XLA reads logits once for losses and cotangents."""
+    step = jaxamp.amp(jax.value_and_grad(_loss, (0, 1)), POLICY)
+    (loop,) = (e for e, _ in equations_of(step, X, W) if e.primitive.name in ("scan", "while"))
+    shapes = sorted(v.aval.shape for v in loop.outvars)
+    assert shapes == [(), (4, T // 4, D), (D, V)]
