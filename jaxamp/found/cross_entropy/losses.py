@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -97,25 +98,10 @@ class _Region(Region):
         """The values of the program that it reads."""
         return frozenset(value for value, _ in self.computed.inputs)
 
-    def emission(self, read: Callable[[int], Any], wanted: set[int]) -> _Emission:
-        """Return what emits it."""
-        return _Emission(functools.partial(self.emitted, read))
-
-
-@dataclass(eq=False)
-class _Emission:
-    """Emission of one pass, all at once."""
-
-    emitted: Callable[[], dict[int, Any]]
-    forward: list[Any] = field(default_factory=list)
-
-    @functools.cached_property
-    def _made(self) -> dict[int, Any]:
-        return self.emitted()
-
-    def value(self, value: int) -> Any:
-        """Return one of the values that the pass makes."""
-        return self._made[value]
+    def emission(self, read: Callable[[int], Any], wanted: set[int]) -> Any:
+        """Return what emits it, all at once."""
+        made = functools.cache(functools.partial(self.emitted, read))
+        return SimpleNamespace(forward=[], value=lambda value: made()[value])
 
 
 class _Losses:
@@ -214,18 +200,18 @@ class _Losses:
         again = len(passes) - (backward or number is not None)
         program = products_of(self.program, backward=backward, devices=devices)
         matrix = logits.heads * logits.width * logits.words
-        is_trained = any(made.sums_to(matrix) for made in passes)
+        is_trained = not backward or any(made.sums_to(matrix) for made in passes)
         shape = -(-tokens // devices), logits.width, logits.words
-        sizes = Sizes(*shape, again, is_trained or not backward, devices, logits.heads)
+        sizes = Sizes(*shape, again, is_trained, devices, logits.heads, passes[0].caps)
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             raise Stays(chunks)
         chunks = min(chunks, logits.rows.length)
-        slower = 1 + sizes.cost(chunks).more(sizes.cost(1), program).time
+        slower = sizes.slower(chunks, program)
         saved = sizes.saved(chunks)
         is_typed = jax_compat.has_typed_sharding(logits.unit.eqn.outvars[0].aval)
-        in_rows = devices == 1 and not is_typed  # axes that devices divide stay apart
-        division = Division(logits.rows.length, chunks, logits.words, in_rows)
+        is_alone = devices == 1 and not is_typed
+        division = Division(logits.rows.length, chunks, logits.words, is_alone)
         told = {"backward": backward, "saved": saved, "slower": slower, "chunks": chunks}
         outcome = Loss(KIND, *place.words, **told)
         emitted: Any = functools.partial(as_written, again=not backward)

@@ -12,7 +12,7 @@ the logits computed again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -41,12 +41,14 @@ class Step(NamedTuple):
       flow: how tokens go through it.
       operands: the values that it reads.
       places: of a lookup, per number of an index the axis of the indices that it counts.
+      turned: of a product, which operands the program transposes before.
     """
 
     unit: Unit
     flow: Flow
     operands: tuple[Key | Literal, ...]
     places: Sequence[int | None]
+    turned: Sequence[bool]
 
 
 @dataclass(slots=True, eq=False)
@@ -63,12 +65,14 @@ class Pass:
     inputs: dict[Key, None] = field(default_factory=dict)
     outputs: dict[int, Rows | None] = field(default_factory=dict)
 
-    def sums(self) -> Iterator[tuple[int, Any]]:
-        """Yield the outputs that are sums over tokens, and their types."""
-        for step in self.steps.values():
-            for value, var in zip(step.unit.outs, step.unit.eqn.outvars, strict=True):
-                if isinstance(value, int) and self.outputs.get(value, value) is None:
-                    yield value, var.aval
+    def types(self) -> dict[Key, Any]:
+        """Return the types of its outputs."""
+        outs = {
+            value: var.aval
+            for step in self.steps.values()
+            for value, var in zip(step.unit.outs, step.unit.eqn.outvars, strict=True)
+        }
+        return {key: outs[key[0]] for key in self.outputs.items()}
 
     @property
     def backward(self) -> bool:
@@ -80,6 +84,11 @@ class Pass:
         """Return whether a product of it is a sum over tokens with so many elements."""
         sums = [step.unit.eqn for step in self._products() if step.flow.result is None]
         return any(eqn.outvars[0].aval.size == size for eqn in sums)  # type: ignore[attr-defined]
+
+    @property
+    def caps(self) -> int:
+        """The number of equations as of a soft cap."""
+        return sum(step.unit.eqn.primitive.name == "tanh" for step in self.steps.values())
 
     def _products(self) -> list[Step]:
         return [step for step in self.steps.values() if _contracts(step.unit)]
@@ -191,21 +200,12 @@ def _contracts(unit: Unit) -> bool:
 
 
 def passes_of(
-    logits: Logits, level: Level, known: KnownNumbers, taken: frozenset[int]
+    logits: Logits, level: Level, known: KnownArrays, taken: frozenset[int]
 ) -> list[Pass]:
     """Return what is computed in each pass; none without a softmax of each token's logits.
 
-    What is added up of losses and other small numbers is part of a pass, if it can be: XLA reads
-    logits once for that and their cotangents.
-
-    Args:
-      logits: the product.
-      level: where it is.
-      known: the known numbers of that.
-      taken: what other losses make.
-
-    Raises:
-      Stays: why the logits are stored.
+    What is added up of losses and other small numbers is part of a pass, if it can be and is not
+    `taken`: XLA reads logits once for that and their cotangents.
     """
     with suppress(Stays):
         passes = Search(level, known, logits, is_whole=True).passes()
@@ -277,7 +277,9 @@ class Search:
         if found is None:
             self.stage.update(dict.fromkeys(outs, max(self.stage[a] for a in tainted)))
             return
-        self.stage.update(dict.fromkeys(outs, max(map(self._ready, tainted))))
+        self.stage.update(
+            dict.fromkeys(outs, max(self.stage[a] + (a not in self.rows) for a in tainted))
+        )
         self.flows[unit] = found
         big = [a for a in tainted if self.is_big(a, self.rows.get(a))]
         if found.result is not None:
@@ -333,10 +335,6 @@ class Search:
             case "add" | "sub" | "add_any":
                 return all(own)
         return name in (*MOVES, "neg")
-
-    def _ready(self, value: int) -> int:
-        """Return the pass in which a value is at hand token by token."""
-        return self.stage[value] + (value not in self.rows)
 
     def places(self, unit: Unit) -> Sequence[int | None]:
         """Return per number of the indices of a lookup which of their axes it counts."""
@@ -423,13 +421,17 @@ class Search:
             unit, flowing = pending.pop()
             if (unit, flowing) in into.steps:
                 continue
+            turned = [self._turned(unit, atom) for atom in unit.ins]
+            atoms = [a if t is None else t for a, t in zip(unit.ins, turned, strict=True)]
             keys = [
                 (atom, rows) if isinstance(atom, int) else atom
-                for atom, rows in zip(unit.ins, flowing.operands, strict=True)
+                for atom, rows in zip(atoms, flowing.operands, strict=True)
             ]
             if self._has_own_matrix(unit, flowing):
                 raise Stays("its softmax is read by another product")
-            into.steps[unit, flowing] = Step(unit, flowing, tuple(keys), self.places(unit))
+            into.steps[unit, flowing] = Step(
+                unit, flowing, tuple(keys), self.places(unit), [t is not None for t in turned]
+            )
             for key in keys:
                 if isinstance(key, Literal):
                     continue
@@ -439,15 +441,21 @@ class Search:
                 else:
                     pending.append(found)
 
+    def _turned(self, unit: Unit, atom: Atom) -> Atom | None:
+        """Return the matrix that a product reads transposed; its gradient lies as it does then."""
+        maker = self.level.makers.get(atom) if isinstance(atom, int) else None
+        if maker is None or atom in self.stage or maker.eqn.primitive.name != "transpose":
+            return None
+        return (
+            maker.ins[0] if _contracts(unit) and len(maker.eqn.params["permutation"]) == 2 else None
+        )
+
     def _maker(self, value: int, rows: Rows | None, stage: int) -> tuple[Unit, Flow] | None:
         """Return what makes a value token by token; ``None`` where it is read from the program."""
         unit, is_big = self.level.makers.get(value), self.is_big(value, rows)
         if value in (self.sums if rows is None else self.rows):
             assert unit is not None
             return (unit, self.flows[unit]) if is_big or self.stage[value] == stage else None
-        name = unit.eqn.primitive.name if unit is not None and value not in self.stage else ""
-        if unit is not None and name == "transpose" and rows is None:
-            return unit, Flow((None,), None)  # its gradient lies as what is transposed
         if rows is None or not is_big:
             return None
         if unit is not None and not unit.eqn.effects and not _contracts(unit):

@@ -1,43 +1,27 @@
-"""Choose into how many chunks tokens are divided, and whether that pays, by bytes and time."""
+"""Choose into how many chunks tokens are divided, and whether that pays, by a model of time."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 from jax.extend.core import Jaxpr
 
 from jaxamp.jaxprs.contracted import multiplied, size
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
-from jaxamp.plan.dataflow.regions import LONGEST_ROW
 
 MATTERS = 2**26
 """Bytes of memory that are worth a loop."""
 
 _CHUNK = 2**26  # bytes of logits that a chunk has at least
-_BALANCE = 144  # operations of products in the time of a byte: 692 TFLOP/s, 4.8 TB/s (H200)
-_LONG = 2048  # tokens of a chunk, where time counts: reading and adding to a sum takes half as long
-_SHORT = 1024  # where memory counts: it takes as long as the products
-_LONGER = 0.02  # of a program's time
-_MORE = 0.05  # of a program's bytes
-_STARTS = 3e8  # bytes that are moved while the kernels of a chunk start: 12 of 5 µs, at 4.8 TB/s
+_BANDWIDTH, _RATE = 3.84e12, 692e12  # bytes and operations per second that kernels of an H200 reach
+_START = 6e-6  # seconds that each kernel takes besides
+_KERNELS = 12  # of a chunk
+_AROUND = 4  # kernels that come with a product of a program
+_TILES = 132 * 128**2  # results of a product of which each multiprocessor computes some
+_LONG = 2048  # tokens of a chunk: to read a sum and add to it takes half as long as the product
+_SHORT = 1024  # as long: for those who ask for memory, and where chunks take less time
+_SLOWER = 1.03  # times a program's products; elementwise operations and an optimizer come on top
 _NARROW = 2
-
-
-class Cost(NamedTuple):
-    """Time and bytes that loss and gradient take.
-
-    Attributes:
-      time: in bytes that are moved meanwhile.
-      moved: bytes that are moved.
-    """
-
-    time: float
-    moved: float
-
-    def more(self, than: Cost, program: Cost) -> Cost:
-        """Return how much more they are than others, as parts of a program's."""
-        return Cost(*((a - b) / c for a, b, c in zip(self, than, program, strict=True)))
 
 
 class Sizes(NamedTuple):
@@ -51,6 +35,7 @@ class Sizes(NamedTuple):
       is_trained: whether its matrix has a gradient.
       devices: over how many all tokens are divided.
       heads: how many matrices there are, each with its own of the tokens.
+      caps: of how many `tanh` they are read, which XLA stores in float32 where it stores logits.
     """
 
     tokens: int
@@ -60,6 +45,7 @@ class Sizes(NamedTuple):
     is_trained: bool = True
     devices: int = 1
     heads: int = 1
+    caps: int = 0
 
     @property
     def logits(self) -> int:
@@ -70,38 +56,41 @@ class Sizes(NamedTuple):
         """Return how many bytes of logits are not stored; their cotangents take their place."""
         return self.logits - self.logits // chunks
 
-    def cost(self, chunks: int) -> Cost:
-        """Return what it takes in chunks, or with all logits stored for one."""
-        is_stored = chunks == 1
-        matrix, each = self.heads * self.width * self.words, self.logits / chunks
-        products = [each + _NARROW * matrix] * (2 if is_stored else 2 + self.again)
-        if self.is_trained:  # the gradient is in float32; chunks add to it, from zeros on
-            products.append(each + (4 if is_stored else 8) * matrix)
-        zeros = 4 * matrix if self.is_trained else 0
-        activations = 16 * self.tokens * self.width  # in float32, to chunks and back
-        beside = 0 if is_stored else zeros + activations
-        arithmetic = 2 * self.tokens / chunks * self.width * self.words / _BALANCE
-        softmax = self.softmax(is_stored) * each
-        if self.words % 8 and not is_stored:  # XLA:GPU copies and pads what products read
-            softmax += 2 * each + 2 * _NARROW * matrix
-        time = sum(max(arithmetic, moved) for moved in products) + softmax
-        starts = (chunks - 1) * _STARTS
-        return Cost(chunks * time + beside + starts, chunks * (sum(products) + softmax) + beside)
+    def time(self, chunks: int) -> float:
+        """Return the seconds that it takes in chunks, or with all logits stored for one.
 
-    def softmax(self, is_stored: bool) -> int:
-        """Return how often the softmax and its cotangent read or write logits, in narrow passes.
-
-        Both need the maximum and the sum, which a chunk has from one pass each; then logits are
-        read once more, and cotangents written. Stored logits are read anew for the cotangents, and
-        the logarithms that labels are looked up in are stored where one kernel makes a row of them.
+        Logits are read for the maximum, for the sum and for the cotangents, which are written.
         """
+        is_stored = chunks == 1
+        again = 0 if is_stored else self.again
+        matrix, each = self.heads * self.width * self.words, self.logits / chunks
+        moved = [each + _NARROW * matrix] * (2 + again)
+        if self.is_trained:  # the gradient is in float32; chunks add to it, from zeros on
+            moved.append(each + (4 if is_stored else 8) * matrix)
+        softmax = (4 + 2 * again) * each
+        if not is_stored and self.words % 16 and self.tokens / chunks * self.width < _TILES:
+            softmax += 2 * each + 2 * _NARROW * matrix  # XLA:GPU copies and pads what it splits
+        arithmetic = 2 * self.tokens / chunks * self.width * self.words / _RATE
+        products = sum(max(arithmetic, size / _BANDWIDTH) for size in moved)
         if is_stored:
-            return 5 if self.words <= LONGEST_ROW else 7
-        return 4 + 2 * self.again
+            return products + (softmax + 4 * self.caps * each) / _BANDWIDTH
+        beside = 8 * self.tokens * self.width + 4 * matrix * self.is_trained
+        each_time = products + softmax / _BANDWIDTH + _KERNELS * _START
+        return chunks * each_time + beside / _BANDWIDTH
+
+    def slower(self, chunks: int, program: float) -> float:
+        """Return how many times as long a program takes in chunks as with all logits stored.
+
+        Args:
+          chunks: how many there are.
+          program: what `products_of` gives for it.
+        """
+        program += 4 * self.logits / _BANDWIDTH
+        return 1 + (self.time(chunks) - self.time(1)) / program
 
 
-def products_of(jaxpr: Jaxpr, *, backward: bool, devices: int = 1) -> Cost:
-    """Return what a program's products take with its gradient, on each device.
+def products_of(jaxpr: Jaxpr, *, backward: bool, devices: int = 1) -> float:
+    """Return the seconds that a program's products take with its gradient, on each device.
 
     Loops count as often as they run. What a product reads and writes is moved by what is around
     it, too: its arithmetic and its bytes take time after one another.
@@ -113,45 +102,42 @@ def products_of(jaxpr: Jaxpr, *, backward: bool, devices: int = 1) -> Cost:
       devices: over how many they are divided.
     """
     each, again = (1, 1) if backward else (3, 4)
-    arithmetic, moved = _products(jaxpr, each, again) / devices
-    return Cost(arithmetic + moved, moved)
+    return _products(jaxpr, each, again) / devices
 
 
-def _products(jaxpr: Jaxpr, each: int, again: int) -> np.ndarray:
-    """Return the time of products' arithmetic, and the bytes that they move."""
-    total = np.zeros(2)
+def _products(jaxpr: Jaxpr, each: int, again: int) -> float:
+    total = 0.0
     for eqn in jaxpr.eqns:
         avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
         ins, out = avals[: len(eqn.invars)], avals[len(eqn.invars) :][:1]
         numbers = multiplied(eqn.primitive.name, eqn.params, ins, *out) if out else None
         if numbers is not None:
-            total += each * np.array([2 * numbers / _BALANCE, _NARROW * sum(map(size, avals))])
+            moved = _NARROW * sum(map(size, avals)) / _BANDWIDTH
+            total += each * (2 * numbers / _RATE + moved + _AROUND * _START)
         times = (loop(eqn).trips or 1) if wiring(eqn) is Wiring.SCAN else 1
         inner = again if eqn.primitive.name in ("remat2", "checkpoint") else each
         inside = [_products(body.jaxpr, inner, again) for body in nested(eqn)]
-        if wiring(eqn) is Wiring.BRANCHES:
-            inside = [max(inside, key=sum)]
-        total += times * sum(inside, np.zeros(2))
+        total += times * (max(inside) if wiring(eqn) is Wiring.BRANCHES else sum(inside))
     return total
 
 
-def chunks_for(sizes: Sizes, word: bool | str | None, program: Cost) -> int | str:
+def chunks_for(sizes: Sizes, word: bool | str | None, program: float) -> int | str:
     """Return how many chunks pay for a head, or why none do.
 
     Args:
       sizes: of the head.
       word: `PrecisionPolicy.loss_in_chunks`.
-      program: what products take, of loss and gradient of the whole program, on each device.
+      program: what `products_of` gives for the whole program.
 
-    >>> chunks_for(Sizes(tokens=4096, width=1536, words=65536), None, Cost(7e10, 3e10))
+    >>> chunks_for(Sizes(tokens=4096, width=1536, words=65536), None, 0.02)
     2
-    >>> chunks_for(Sizes(tokens=4096, width=1536, words=512), "memory", Cost(7e10, 3e10))
+    >>> chunks_for(Sizes(tokens=4096, width=1536, words=512), "memory", 0.02)
     'too few words: 512 for 1536 numbers of a token'
     """
     if sizes.words <= 2 * sizes.width:
         return f"too few words: {sizes.words} for {sizes.width} numbers of a token"
     tokens = sizes.tokens // sizes.heads
-    chunks = min(tokens // (_SHORT if word else _LONG), -(-sizes.logits // _CHUNK))
+    chunks = min(tokens // _SHORT, -(-sizes.logits // _CHUNK))
     if word is True:
         chunks = min(max(chunks, 4), sizes.tokens * sizes.devices)
     if chunks < 2:
@@ -159,15 +145,11 @@ def chunks_for(sizes: Sizes, word: bool | str | None, program: Cost) -> int | st
         return f"too few tokens: {sizes.tokens} × {sizes.words} words{each}"
     if word is not True and sizes.saved(chunks) < MATTERS:
         return f"too little memory is saved: {sizes.saved(chunks) / 2**20:.1f} MiB"
-    softmax = sizes.softmax(is_stored=True) * sizes.logits
-    program = Cost(program.time + softmax, program.moved + softmax)
     while word is None:
-        more = sizes.cost(chunks).more(sizes.cost(1), program)
-        if more.time <= _LONGER and more.moved <= _MORE:
+        slower = sizes.slower(chunks, program)
+        if slower < (_SLOWER if tokens // chunks >= _LONG else 1.0):
             break
         if sizes.saved(chunks // 2) < MATTERS:
-            if more.time > _LONGER:
-                return f"a step would take {1 + more.time:.2f} times as long"
-            return f"a step would move {1 + more.moved:.2f} times the bytes"
+            return f"a step would take {slower:.2f} times as long"
         chunks //= 2
     return chunks

@@ -179,7 +179,7 @@ def test_tokens_that_a_chunk_cannot_divide():
     [
         (8192, "cpu", "a CPU would add up over them in each chunk"),
         (8192, "gpu", "too few tokens: 1024 × 65536 words on each of 8 devices"),
-        (65536, "gpu", ""),
+        (2**20, "gpu", ""),
     ],
 )
 def test_several_devices_by_default(tokens, backend, said, monkeypatch):

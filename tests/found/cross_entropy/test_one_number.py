@@ -171,5 +171,4 @@ def test_a_mean_is_added_up_with_its_gradients():
     """A loop stores no loss of a token: XLA reads logits once for losses and cotangents."""
     step = jaxamp.amp(jax.value_and_grad(_loss, (0, 1)), POLICY)
     (loop,) = (e for e, _ in equations_of(step, X, W) if e.primitive.name in ("scan", "while"))
-    shapes = sorted(v.aval.shape for v in loop.outvars)
-    assert shapes == [(), (4, T // 4, D), (D, V)]
+    assert sorted(v.aval.size for v in loop.outvars) == [1, T * D, D * V]

@@ -1,50 +1,73 @@
 """How many chunks pay for a head."""
 
+from functools import partial
+
+import jax
+import jax.numpy as jnp
 import pytest
 
-from jaxamp.found.cross_entropy.worth import Cost, Sizes, chunks_for
+import jaxamp
+from jaxamp.found.cross_entropy.worth import Sizes, chunks_for
 
 HEAD = Sizes(tokens=16384, width=4096, words=65536, again=1)
-LARGE = 1e15
-"""What takes so long, or moves so much, that no head counts."""
+AGES = 1e9
+"""What takes so long that no head counts."""
 
 
-def _least(chunks, measure, part):
-    """The measure of a program of which so many chunks add just such a part."""
-    head = HEAD.softmax(is_stored=True) * HEAD.logits
-    more = getattr(HEAD.cost(chunks), measure) - getattr(HEAD.cost(1), measure)
-    return more / part - head
+def _more(head, chunks):
+    """The seconds that chunks add."""
+    return head.time(chunks) - head.time(1)
 
 
-@pytest.mark.parametrize(
-    ("measure", "part", "words"),
-    [("time", 0.02, "take 1.02 times as"), ("moved", 0.05, "move 1.05")],
-)
+def _least(chunks):
+    """The seconds of products of a program of which so many chunks add just what they may."""
+    alone = _more(HEAD, chunks) / (HEAD.slower(chunks, 0) - 1)
+    return _more(HEAD, chunks) / 0.03 - alone
+
+
 @pytest.mark.parametrize("chunks", [8, 4, 2])
-def test_half_as_many_chunks_are_tried_where_more_take_too_much(chunks, measure, part, words):
+def test_half_as_many_chunks_are_tried_where_more_take_too_much(chunks):
     """A program in which one so large takes just as much as it may gets no more than it allows."""
-    least = _least(chunks, measure, part)
-    ample, short = (
-        Cost(LARGE, LARGE)._replace(**{measure: least * share}) for share in (1.0001, 0.9999)
-    )
+    ample, short = (_least(chunks) * share for share in (1.0001, 0.9999))
     assert chunks_for(HEAD, None, ample) == chunks
     fewer = chunks_for(HEAD, None, short)
-    assert fewer == chunks // 2 if chunks > 2 else words in fewer
+    assert fewer == chunks // 2 if chunks > 2 else "take 1.03 times as" in fewer
 
 
 def test_who_asks_for_memory_waits():
-    assert chunks_for(HEAD, "memory", Cost(1, 1)) > chunks_for(HEAD, None, Cost(LARGE, LARGE))
+    assert chunks_for(HEAD, "memory", 1e-9) == 2 * chunks_for(HEAD, None, AGES)
+
+
+def test_chunks_are_short_where_they_take_less_time():
+    """As those of capped logits, which XLA:GPU stores in float32."""
+    head = Sizes(tokens=4096, width=1024, words=151936)
+    assert [chunks_for(head._replace(caps=caps), None, AGES) for caps in (0, 1)] == [2, 4]
 
 
 def test_a_matrix_without_a_gradient_is_not_added_to():
     """So more chunks cost less."""
-    frozen = HEAD._replace(is_trained=False)
-    more, less = (s.cost(8).moved - s.cost(1).moved for s in (HEAD, frozen))
-    assert more > 2 * less
+    head = Sizes(tokens=4096, width=1024, words=151936)
+    assert _more(head, 2) > 1.5 * _more(head._replace(is_trained=False), 2)
 
 
 def test_words_that_are_padded_cost_more():
-    """XLA:GPU copies what its products read where eight do not divide the number of words."""
-    even, odd = (Sizes(tokens=8192, width=768, words=words) for words in (30520, 30522))
-    assert even.cost(1).moved == pytest.approx(odd.cost(1).moved, rel=1e-3)
-    assert even.cost(2).moved < odd.cost(2).moved
+    """XLA:GPU copies what it splits, products with few results of words that 16 does not divide."""
+    even, odd = (Sizes(tokens=8192, width=768, words=words) for words in (30528, 30520))
+    assert _more(even, 2) == pytest.approx(_more(odd, 2), rel=1e-2)
+    assert 1.5 * _more(even, 4) < _more(odd, 4)
+
+
+def test_capped_logits_cost_more_where_they_are_stored():
+    """XLA:GPU stores a `tanh` of logits in float32: chunks of them take less time beside that."""
+
+    def loss(cap, x, w):
+        logits = cap(x @ w)
+        return (jax.nn.logsumexp(logits, -1) - logits[:, 0]).mean()
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((32768, 256), (256, 65536))]
+    policy = jaxamp.PrecisionPolicy.MIXED_BF16.replace(loss_in_chunks=True)
+    capped, plain = (
+        jaxamp.plan_of(partial(loss, cap), policy)(*args).found[0].slower
+        for cap in (jnp.tanh, jnp.negative)
+    )
+    assert capped < 0.95 < 1 < plain
