@@ -70,6 +70,11 @@ def flattened(operands: Operands) -> Operands:
     return jax.eval_shape(_flat_operands, types)
 
 
+def by_heads(x: Any) -> Any:
+    """Return an array [B, T, N, ...], words before heads, the other way round, or back."""
+    return jnp.swapaxes(x, 1, 2)
+
+
 def _flat(x: Any) -> Any:
     return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 

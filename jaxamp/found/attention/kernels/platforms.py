@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxamp.core import jax_compat
 from jaxamp.found.attention.kernels import cudnn
-from jaxamp.found.attention.kernels.fused import Fused, flattened
+from jaxamp.found.attention.kernels.fused import Fused, by_heads, flattened
 from jaxamp.found.attention.kernels.known_masks import Intervals, KnownMask
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.found.attention.kernels.splash import EXPORTED_SPLASH, SPLASH
@@ -72,14 +72,14 @@ def _on_segments(kernel: Fused, queries: int, keys: int) -> Fused:
     def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
         out, lse = kernel.forward(cut(*operands[:3]), own(spec))
         length = operands.q.shape[1]
-        return _cut(out, length), _turned(_cut(_turned(lse), length))
+        return _cut(out, length), by_heads(_cut(by_heads(lse), length))
 
     def backward(
         operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
     ) -> tuple[Any, ...]:
         out, lse, dout = results
         made = Results(
-            _cut(out, queries), _turned(_cut(_turned(lse), queries)), _cut(dout, queries)
+            _cut(out, queries), by_heads(_cut(by_heads(lse), queries)), _cut(dout, queries)
         )
         found = kernel.backward(cut(*operands[:3]), made, own(spec), False)
         return (*(_cut(d, x.shape[1]) for d, x in zip(found[:3], operands[:3], strict=True)), None)
@@ -90,11 +90,6 @@ def _on_segments(kernel: Fused, queries: int, keys: int) -> Fused:
 def _cut(x: Any, size: int) -> Any:
     """Return an array [B, words, ...] as examples of so many words."""
     return x.reshape(-1, size, *x.shape[2:])
-
-
-def _turned(rows: Any) -> Any:
-    """Return numbers of each head and word by word and head, or the other way round."""
-    return jnp.swapaxes(rows, 1, 2)
 
 
 PLATFORMS = ("cuda", "tpu")

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from jaxamp.found.attention.kernels.fused import Fused
+from jaxamp.found.attention.kernels.fused import Fused, by_heads
 from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.kernels.jax_compat.tpu_attention import SPLASH_WORDS, splash_backward, splash_intervals
@@ -86,11 +86,6 @@ def _of_one_lane(lse: Any) -> Any:
     """
     column = with_layout_constraint(lse[..., None], Layout(tuple(range(lse.ndim + 1))))
     return lax.optimization_barrier(column[..., 0])
-
-
-def by_heads(x: Any) -> Any:
-    """Return an array [B, T, N, H] as TPU kernels have it, or the other way round."""
-    return jnp.swapaxes(x, 1, 2)
 
 
 def _scaled(x: Any, spec: AttentionSpec) -> Any:
