@@ -85,7 +85,7 @@ def _alike(arrays: Arrays, known: KnownValues, one: int, other: int) -> Sequence
     Or one by known numbers, of which parts are subtracted.
     """
     nodes = [n for v in {one, other} if (n := arrays.product(v))]
-    by_known = all(not known.made.isdisjoint(n.ins) for n in nodes)
+    by_known = all(any(map(known.is_made, n.ins)) for n in nodes)
     if len(nodes) < 2:
         return nodes if one == other and by_known else ()
     is_alike = any(
@@ -108,7 +108,7 @@ def _orthogonal(arrays: Arrays, known: KnownValues) -> Iterator[Node]:
     for node in graph.named.get("sub", ()):
         for one, other in (node.ins, node.ins[::-1]):
             low, high = graph.ranges[one]
-            if low >= 0 and high <= 1 and graph.avals[one].ndim > 1 and one in known.made:
+            if low >= 0 and high <= 1 and graph.avals[one].ndim > 1 and known.is_made(one):
                 product = arrays.product(other)
                 if product and len(arrays.read(product)) == 1:
                     yield product
@@ -153,12 +153,12 @@ class _Balanced:
         origin = self._arrays.origins[value]
         whole = itertools.takewhile(lambda p: p[0].name != "select_n", self._arrays.path(value))
         parts = (value, *(source for _, source in whole))
-        known = [v for v in parts if v in self._known]
+        known = [v for v in parts if self._known.has(v)]
         return origin in self._less or any(map(self._adds_up, {*known[:1], *known[-1:]}))
 
     def _adds_up(self, value: int) -> bool:
         low, high = self._arrays.graph.ranges[value]
-        if value not in self._known or not low < 0 < high:
+        if not low < 0 < high:
             return False
         if value not in self._found:
             self._found[value] = _is_balanced(self._known.whole(value))

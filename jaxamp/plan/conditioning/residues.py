@@ -61,7 +61,7 @@ def find_residues(
 
     def is_layer(node: Node) -> bool:
         is_wide = node in remainders or node in cancelled
-        return multiplies(node) and not is_wide and known.made.isdisjoint(node.ins)
+        return multiplies(node) and not is_wide and not any(map(known.is_made, node.ins))
 
     norms, made = _norms(graph, squares), _made(graph, is_layer)
     needs = _needs(arrays, norms, left)
