@@ -109,14 +109,15 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
     return call
 
 
-def _without_dead_code(jaxpr: Jaxpr, used: list[bool]) -> tuple[Jaxpr, list[bool]]:
+def _without_dead_code(jaxpr: Jaxpr, used: list[bool], **others: Any) -> tuple[Jaxpr, list[bool]]:
     """Drop what nothing uses; what has no more of it stays the same object, which caches know.
 
-    JAX asks some twenty times of each group while it differentiates a scan of checkpoints.
+    JAX asks some twenty times of each group while it differentiates a scan of checkpoints. From JAX
+    0.12 on it says besides which of its mutable arrays are read later: a group has none.
     """
     if jaxpr in _LIVE and all(used):
         return jaxpr, [True] * len(jaxpr.invars)
-    live, read = _pe.dce_jaxpr(jaxpr, used)
+    live, read = _pe.dce_jaxpr(jaxpr, used, **others)
     _LIVE.add(live)
     return live, read
 
