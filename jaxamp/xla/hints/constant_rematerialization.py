@@ -18,14 +18,7 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.decision import RematerializedEquation, RematerializedInput
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
 
-_MOST = 16
-"""Equations of one constant: a bound on what each iteration computes again.
-
-No model of ``benchmarks.deviceless``, at its small size, becomes another program with 8 or 1000
-(forward and both gradients, bfloat16, JAX 0.10.2, 25 November 2026). What the technique is worth:
-``python -m benchmarks.techniques --target h200 --only all constant-rematerialization``.
-"""
-
+_MOST = 16  # equations of one constant, made again in each iteration: a bound that no model meets
 _MAKERS = (Role.ELEMENTWISE, Role.MOVE, Role.CONVERT)
 
 

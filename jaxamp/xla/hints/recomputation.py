@@ -188,7 +188,6 @@ XLA:GPU fuses no more than 96 operands and results: `MaxOperandsAndOutputsPerFus
 `xla/service/gpu/gpu_fusible.h`.
 """
 
-
 _LONGEST_CHAIN = 8
 """Groups that one group recomputes for a value, one after the other.
 
@@ -196,12 +195,7 @@ A bound against square growth: 131 programs of the tests' corpora and models, fo
 in bfloat16, have at most 4 (JAX 0.10.2, 27 November 2026).
 """
 
-_FAR = 8
-"""Values between a reduction and memory: a bound on the walk.
-
-No model of ``benchmarks.deviceless``, at its small size, becomes another program with 4 or 1000
-(forward and both gradients, bfloat16, JAX 0.10.2, 25 November 2026).
-"""
+_FAR = 8  # values between a reduction and memory: a bound on the walk that no model meets
 
 
 def find_statistics(
