@@ -1,7 +1,6 @@
 """Compute a pass over tokens in a loop over chunks of them, with the program's own equations.
 
-A chunk is read and written where it lies. It has every n-th token where there are several devices,
-so that tokens which lie on them do so in each chunk.
+A chunk has every n-th token, so that tokens which lie on several devices do so in each chunk.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
+from jax.sharding import PartitionSpec
 
 from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
@@ -29,14 +29,13 @@ class Division(NamedTuple):
       tokens: how many there are.
       chunks: how many parts they are divided into.
       words: how many logits each has.
-      is_alone: whether one device has them all. A chunk has neighbours then, which lie together,
-        and its logits two axes, see `read_anew`.
+      in_rows: whether logits have two axes in a chunk, see `read_anew`.
     """
 
     tokens: int
     chunks: int
     words: int
-    is_alone: bool
+    in_rows: bool
 
     @property
     def each(self) -> int:
@@ -44,59 +43,51 @@ class Division(NamedTuple):
         return -(-self.tokens // self.chunks)
 
     @property
-    def all(self) -> Rows:
-        """Where tokens are in an array of one number of each, of a chunk's own beyond the last."""
-        return Rows(0, 1, 1, 0, self.each * self.chunks)
+    def places(self) -> Any:
+        """i32[chunks, each], which token each of a chunk is."""
+        tokens = jnp.arange(self.each * self.chunks, dtype=jnp.int32)
+        return self.split(tokens, Rows(0, 1, 1, 0, len(tokens)))
 
     def is_whole(self, rows: Rows) -> bool:
         """Return whether every chunk has tokens in all its rows."""
         return (rows.start, rows.length) == (0, self.each * self.chunks)
 
     def split(self, array: Any, rows: Rows) -> Any:
-        """Return an array with four axes in the place of its tokens: one of them counts chunks."""
-        axis = rows.axis
-        array = _with_parts(array, axis, 1, rows.outer, rows.length, rows.inner)
+        """Return an array with its chunks along a new first axis."""
+        axis, shape = rows.axis, array.shape
+        array = _with_parts(array, axis, rows.outer, rows.length, rows.inner)
         if not self.is_whole(rows):
             more = (rows.start, self.each * self.chunks - rows.start - rows.length)
             array = jnp.pad(array, [more if i == axis + 1 else (0, 0) for i in range(array.ndim)])
-        parts = (self.chunks, self.each) if self.is_alone else (self.each, self.chunks)
-        return _with_parts(array, axis + 1, 1, *parts)
+        array = jnp.moveaxis(_with_parts(array, axis + 1, self.each, self.chunks), axis + 2, 0)
+        return jnp.reshape(array, (self.chunks, *rows.shape(shape, self.each)))
 
-    def join(self, array: Any, rows: Rows) -> Any:
-        """Return an array from one that was `split`."""
-        axis = rows.axis
-        array = _with_parts(array, axis + 1, 2, self.each * self.chunks)
+    def join(self, stacked: Any, rows: Rows) -> Any:
+        """Return an array from its chunks along the first axis."""
+        axis, shape = rows.axis, stacked.shape[1:]
+        array = _with_parts(stacked, axis + 1, rows.outer, self.each, rows.inner)
+        array = jnp.moveaxis(array, 0, axis + 2)  # behind those of a chunk
         if not self.is_whole(rows):
+            tokens = self.each * self.chunks, rows.inner
+            parts = *shape[:axis], rows.outer, *tokens, *shape[axis + 1 :]
+            array = jnp.reshape(array, parts)
             array = lax.slice_in_dim(array, rows.start, rows.start + rows.length, axis=axis + 1)
-        return _with_parts(array, axis, 3, rows.outer * rows.length * rows.inner)
-
-    def part(self, array: Any, rows: Rows, chunk: Any) -> Any:
-        """Return a chunk of an array that was `split`."""
-        part = lax.dynamic_index_in_dim(array, chunk, self._axis(rows), keepdims=False)
-        return _with_parts(part, rows.axis, 3, rows.outer * self.each * rows.inner)
-
-    def put(self, array: Any, part: Any, rows: Rows, chunk: Any) -> Any:
-        """Return an array that was `split` with another chunk."""
-        part = _with_parts(part, rows.axis, 1, rows.outer, self.each, rows.inner)
-        return lax.dynamic_update_index_in_dim(array, part, chunk, self._axis(rows))
-
-    def _axis(self, rows: Rows) -> int:
-        return rows.axis + (1 if self.is_alone else 2)
+        return jnp.reshape(array, rows.shape(shape, rows.length))
 
 
-def _with_parts(array: Any, axis: int, old: int, *parts: int) -> Any:
-    """Return an array with some axes, of which there were `old`, in other parts."""
-    return jnp.reshape(array, (*array.shape[:axis], *parts, *array.shape[axis + old :]))
+def _with_parts(array: Any, axis: int, *parts: int) -> Any:
+    """Return an array with an axis divided into some."""
+    return jnp.reshape(array, (*array.shape[:axis], *parts, *array.shape[axis + 1 :]))
 
 
 def as_written(
     made: Pass, division: Division, read: Callable[[int], Any], *, again: bool
 ) -> dict[int, Any]:
     """Return what a pass makes; for a derivative, what has the size of logits is made `again`."""
-    body = read_anew(functools.partial(in_chunk, made, division), in_rows=division.is_alone)
+    body = read_anew(functools.partial(in_chunk, made, division), in_rows=division.in_rows)
     if again:
         body = jax.checkpoint(body, prevent_cse=False)
-    found = looped(made, division, read, body, {}, _scan)
+    found = looped(made, division, read, body, {})
     return {value: array for (value, _), array in found.items()}
 
 
@@ -105,8 +96,8 @@ def looped(
     division: Division,
     read: Callable[[int], Any],
     body: Callable[[Mapping[Key, Any], Any], dict[Key, Any]],
-    more: dict[Key, Any],
-    loop: Callable[[Callable[[Any, Any], Any], Any, int], Any],
+    sums: Mapping[Key, Any],
+    scan: Callable[..., tuple[Any, Any]] = lax.scan,
 ) -> dict[Key, Any]:
     """Return what a body computes of the inputs of a pass, chunk by chunk.
 
@@ -115,39 +106,30 @@ def looped(
       division: of the tokens.
       read: returns a value of the program.
       body: gets the inputs for some tokens, and which these are.
-      more: the types of what it makes beside the outputs of the pass.
-      loop: runs a function of the number of a chunk and a state, from a state, so often.
+      sums: what sums begin with, but for those of the pass.
+      scan: runs the loop.
     """
     parts = {(v, rows): division.split(read(v), rows) for v, rows in made.inputs if rows}
     wholes = {key: undivided(read(key[0]), division.words) for key in made.inputs if not key[1]}
-    places = division.split(jnp.arange(division.all.length, dtype=jnp.int32), division.all)
 
-    def each(chunk: Any, state: dict[Key, Any]) -> dict[Key, Any]:
-        own = {key: division.part(array, key[1], chunk) for key, array in parts.items()}
-        found = body(wholes | own, division.part(places, division.all, chunk))
-        return {
-            key: division.put(old, found[key], key[1], chunk) if key[1] else old + found[key]
-            for key, old in state.items()
-        }
+    def each(sums: Any, part: Any) -> tuple[Any, Any]:
+        found = body(wholes | part[0], part[1])
+        added = {key: total + found[key] for key, total in sums.items()}
+        return added, {key: array for key, array in found.items() if key[1]}
 
-    start = {key: zeros(aval) for key, aval in (made.types() | more).items()}
-    start = {key: division.split(x, key[1]) if key[1] else x for key, x in start.items()}
-    return {
-        key: division.join(x, key[1]) if key[1] else undivided(x, division.words)
-        for key, x in loop(each, start, division.chunks).items()
-    }
+    start = {(v, None): zeros(aval.shape, aval) for v, aval in made.sums()} | dict(sums)
+    totals, stacks = scan(each, start, (parts, division.places))
+    totals = {key: undivided(total, division.words) for key, total in totals.items()}
+    return totals | {key: division.join(array, key[1]) for key, array in stacks.items()}
 
 
-def _scan(step: Callable[[Any, Any], Any], state: Any, count: int) -> Any:
-    return lax.scan(lambda state, i: (step(i, state), None), state, jnp.arange(count))[0]
-
-
-def zeros(aval: Any) -> Any:
-    """Return zeros that lie as an array does, and vary over devices as it does."""
+def zeros(shape: Sequence[int], aval: Any) -> Any:
+    """Return zeros that lie as an array does, along its axes, and vary over devices as it does."""
     if jax_compat.has_typed_sharding(aval):
-        return jax.sharding.reshard(jnp.zeros(aval.shape, aval.dtype), aval.sharding.spec)
+        spec = PartitionSpec(*(None,) * (len(shape) - aval.ndim), *aval.sharding.spec)
+        return jax.sharding.reshard(jnp.zeros(shape, aval.dtype), spec)
     varies = tuple(jax_compat.varies_over(aval))
-    zero = jnp.zeros(aval.shape, aval.dtype)
+    zero = jnp.zeros(shape, aval.dtype)
     return lax.pcast(zero, varies, to="varying") if varies else zero
 
 

@@ -210,8 +210,8 @@ class _Losses:
         slower = sizes.slower(chunks, program)
         saved = sizes.saved(chunks)
         is_typed = jax_compat.has_typed_sharding(logits.unit.eqn.outvars[0].aval)
-        is_alone = devices == 1 and not is_typed
-        division = Division(logits.rows.length, chunks, logits.words, is_alone)
+        in_rows = devices == 1 and not is_typed  # axes that devices divide stay apart
+        division = Division(logits.rows.length, chunks, logits.words, in_rows)
         told = {"backward": backward, "saved": saved, "slower": slower, "chunks": chunks}
         outcome = Loss(KIND, *place.words, **told)
         emitted: Any = functools.partial(as_written, again=not backward)

@@ -18,7 +18,7 @@ from jax.extend.core import Literal
 from jax.sharding import PartitionSpec
 
 from jaxamp.core import jax_compat
-from jaxamp.found.cross_entropy.chunks import Division, as_written, in_chunk, looped
+from jaxamp.found.cross_entropy.chunks import Division, as_written, in_chunk, looped, zeros
 from jaxamp.found.cross_entropy.passes import Key, Pass
 from jaxamp.found.cross_entropy.read_anew import read_anew
 from jaxamp.found.levels import Level
@@ -90,9 +90,10 @@ def _with_gradients(
 ) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return what a pass makes, and the gradients of a number among it along some inputs."""
     along = [key for key in made.inputs if key[0] in wanted]
-    types = {key: jax.typeof(given[key[0]]) for key in along}
+    wholes = {key: given[key[0]] for key in along if key[1] is None}
+    sums = {key: zeros(array.shape, jax.typeof(array)) for key, array in wholes.items()}
 
-    @functools.partial(read_anew, in_rows=division.is_alone)
+    @functools.partial(read_anew, in_rows=division.in_rows)
     def body(env: Mapping[Key, Any], tokens: Any) -> dict[Key, Any]:
         def one(moving: Any) -> tuple[Any, dict[Key, Any]]:
             found = in_chunk(made, division, {**env, **moving}, tokens)
@@ -101,7 +102,7 @@ def _with_gradients(
         total, pull, found = jax.vjp(one, {key: env[key] for key in along}, has_aux=True)
         return found | pull(jnp.ones_like(total))[0]
 
-    found = looped(made, division, given.__getitem__, body, types, _while)
+    found = looped(made, division, given.__getitem__, body, sums, _scanned)
     results = {value: found[value, rows] for value, rows in made.outputs.items()}
     gradients: dict[int, Any] = {}
     for key in along:
@@ -110,11 +111,25 @@ def _with_gradients(
     return results, gradients
 
 
-def _while(step: Callable[[Any, Any], Any], state: Any, count: int) -> Any:
-    """Run a loop out of which nothing is moved.
+def _scanned(body: Callable[..., tuple[Any, Any]], start: Any, parts: Any) -> tuple[Any, Any]:
+    """Return what `lax.scan` returns, from a loop out of which nothing is moved.
 
     Where JAX differentiates around a scan, it moves what is the same in every step before it, as
     zeros and numbers of words, which are as large as the logits of a chunk (JAX 0.10.2).
     """
-    start = jnp.zeros((), jnp.int32), state
-    return lax.while_loop(lambda s: s[0] < count, lambda s: (s[0] + 1, step(*s)), start)[1]
+
+    def part(index: Any) -> Any:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, 0, False), parts)
+
+    def step(state: Any) -> Any:
+        index, carry, stacks = state
+        carry, rows = body(carry, part(index))
+        put = functools.partial(lax.dynamic_update_index_in_dim, index=index, axis=0)
+        return index + 1, carry, jax.tree.map(put, stacks, rows)
+
+    index = jnp.zeros((), jnp.int32)
+    (count,) = {len(x) for x in jax.tree.leaves(parts)}
+    rows = jax.make_jaxpr(lambda: body(start, part(index))[1], return_shape=True)()
+    avals = jax.tree.unflatten(jax.tree.structure(rows[1]), rows[0].out_avals)
+    stacks = jax.tree.map(lambda aval: zeros((count, *aval.shape), aval), avals)
+    return lax.while_loop(lambda state: state[0] < count, step, (index, start, stacks))[1:]

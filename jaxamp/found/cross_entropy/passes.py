@@ -12,7 +12,7 @@ the logits computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -65,14 +65,12 @@ class Pass:
     inputs: dict[Key, None] = field(default_factory=dict)
     outputs: dict[int, Rows | None] = field(default_factory=dict)
 
-    def types(self) -> dict[Key, Any]:
-        """Return the types of its outputs."""
-        outs = {
-            value: var.aval
-            for step in self.steps.values()
-            for value, var in zip(step.unit.outs, step.unit.eqn.outvars, strict=True)
-        }
-        return {key: outs[key[0]] for key in self.outputs.items()}
+    def sums(self) -> Iterator[tuple[int, Any]]:
+        """Yield the outputs that are sums over tokens, and their types."""
+        for step in self.steps.values():
+            for value, var in zip(step.unit.outs, step.unit.eqn.outvars, strict=True):
+                if isinstance(value, int) and self.outputs.get(value, value) is None:
+                    yield value, var.aval
 
     @property
     def backward(self) -> bool:
