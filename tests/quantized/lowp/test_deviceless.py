@@ -89,12 +89,13 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.parametrize("target", ["h200", "b200"])
 @pytest.mark.parametrize("policy", ["fp8_current", "fp8_delayed"])
-def test_products_are_fp8_under_transformations(policy):
+def test_products_are_fp8_under_transformations(policy, target):
     """Of two layers: the products and their gradients, the forward ones again if recomputed."""
     x, weights = jax.ShapeDtypeStruct((2048, 2048), jnp.float32), (2, 2048, 2048)
     args = x, jax.ShapeDtypeStruct(weights, jnp.float32)
-    chip = TARGETS["h200"]
+    chip = TARGETS[target]
     programs = []
     for transformed in TRANSFORMED.values():
         step = amp(jax.grad(lambda *args, f=transformed: jnp.sum(f(*args)), (0, 1)), policy)
