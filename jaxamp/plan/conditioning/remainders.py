@@ -47,7 +47,9 @@ def find_remainders(
             found.update(dict.fromkeys(_factors(arrays, (one, other, *read)), ()))
         elif other not in arrays.linear:
             continue
-        elif arrays.is_linear(other, (one,)) or _is_residual(arrays, other, of=one):
+        elif arrays.is_linear(other, (one,)) or (
+            one != other and _is_residual(arrays, other, of=one)
+        ):
             found.update(dict.fromkeys(_factors(arrays, (other,), of=one), (one,)))
         else:
             found.update((node, node.ins) for node in _alike(arrays, known, one, other))

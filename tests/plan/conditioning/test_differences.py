@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.deviceless.models import EVERY
 from jaxamp import PrecisionPolicy, Rule, amp, plan_of
+from jaxamp.compiled.targets import TARGETS
 from jaxamp.core.formats import Precision
 from tests.fields.oracle import Oracle, evaluated
 from tests.numerics.ulps import POLICIES
@@ -94,6 +96,16 @@ def test_an_outer_product_is_planned_as_what_multiplies_elementwise() -> None:
     products = [d for d in found if d.primitive in ("mul", "dot_general")]
     assert [d.primitive for d in products] == ["mul", "dot_general", "dot_general"]
     assert len({(d.operand, d.output, d.reason) for d in products}) == 1
+
+
+@pytest.mark.long
+def test_parts_of_one_product_that_turn_queries_are_no_residual():
+    """In a scan over layers: each makes the next, and so is made of its own queries."""
+    size, chip = EVERY["llama"].full, TARGETS["h200"]
+    args = [jax.eval_shape(make, jax.random.key(0)) for make in (size.init, size.sample)]
+    with chip.described():
+        plan = plan_of(lambda *args: size.plain(*args)[0], "mixed_bf16")(*args)
+    assert {d.operand for d in plan.decisions() if d.kind.value == "Compute"} == {Precision.BF16}
 
 
 def _is_differentiable(fn: Any, args: Any) -> bool:
