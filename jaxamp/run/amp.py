@@ -52,7 +52,10 @@ class AmpFunction(Generic[_P, _R]):
     _leading = 0  # arguments that it takes before those of the function
 
     def __init__(
-        self, fn: Callable[_P, _R], settings: Settings, runner: type[Runner] | None = None
+        self,
+        fn: Callable[_P, _R],
+        settings: Settings,
+        runner: Callable[[Callable[..., Any], Settings], Runner] | None = None,
     ) -> None:
         functools.update_wrapper(
             self, fn, updated=("__dict__",) if isinstance(fn, FunctionType) else ()

@@ -12,6 +12,8 @@ from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 MATTERS = 2**26
 """Bytes of memory that are worth a loop."""
 
+# Fitted to the times of 24 heads, stored and in chunks, by the roofline of what is compiled for an
+# H200, as `python -m benchmarks.losses --target h200` has them (JAX 0.10.2, 27 November 2026).
 _CHUNK = 2**26  # bytes of logits that a chunk has at least
 _BANDWIDTH, _RATE = 3.84e12, 692e12  # bytes and operations per second that kernels of an H200 reach
 _START = 6e-6  # seconds that each kernel takes besides
@@ -85,7 +87,7 @@ class Sizes(NamedTuple):
           chunks: how many there are.
           program: what `products_of` gives for it.
         """
-        program += 4 * self.logits / _BANDWIDTH
+        program += 4 * self.logits / _BANDWIDTH  # of a stored softmax, as in `time`
         return 1 + (self.time(chunks) - self.time(1)) / program
 
 

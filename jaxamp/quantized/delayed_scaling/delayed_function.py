@@ -41,9 +41,13 @@ class DelayedFunction(AmpFunction[..., Any]):
     _leading = 1
 
     def __init__(
-        self, fn: Callable[..., Any], settings: Settings, owner: tuple[Any, ...] = ()
+        self,
+        fn: Callable[..., Any],
+        settings: Settings,
+        owner: tuple[Any, ...] = (),
+        runner: Callable[[Callable[..., Any], Settings], Runner] | None = None,
     ) -> None:
-        super().__init__(fn, settings, _HistoryRunner)
+        super().__init__(fn, settings, runner or _HistoryRunner)
         self._owner = owner  # the object whose method this is
 
     def init(self, *args: Any, **kwargs: Any) -> History:
@@ -105,9 +109,8 @@ class DelayedFunction(AmpFunction[..., Any]):
         if instance is None:
             return self
         method = MethodType(self.__wrapped__, instance)
-        bound = DelayedFunction(method, self.settings, owner=(instance,))
-        bound.runner = self.runner  # what is compiled is shared
-        return bound
+        # What is compiled is shared.
+        return DelayedFunction(method, self.settings, (instance,), lambda *_: self.runner)
 
     def __reduce__(self) -> Any:
         # What is compiled stays here. A method is found by name.
