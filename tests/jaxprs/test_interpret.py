@@ -87,6 +87,21 @@ def test_equations_keep_their_scope_and_line():
     assert jax_compat.user_line(one.source_info) == jax_compat.user_line(other.source_info)
 
 
+def test_what_is_bound_as_it_was_is_not_traced_again():
+    """But for an operand of another type it is."""
+    wave = jax.custom_jvp(lax.sin)
+    wave.defjvps(lambda tangent, _, x: tangent * lax.cos(x))
+    closed = jax.make_jaxpr(lambda x: wave(x) * x)(X)
+    again, narrow = (
+        jax.make_jaxpr(lambda x: evaluate(closed, [x], jax_compat.bind))(x)
+        for x in (X, np.float16(X))
+    )
+    calls = [program.eqns[0].params["call_jaxpr"] for program in (closed, again, narrow)]
+    assert calls[0] is calls[1] is not calls[2]
+    assert narrow.out_avals[0].dtype == np.float16
+    np.testing.assert_array_equal(evaluate(again, [X], jax_compat.bind), [jnp.sin(X) * X])
+
+
 def test_one_primitive_can_be_replaced():
     closed = jax.make_jaxpr(lambda x: lax.sin(x) + lax.tanh(x))(X)
     emit = instead_of(lax.sin_p, lambda operands, params: lax.cos(*operands))

@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
+from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import partial_eval as _pe
 from jax._src.sharding_impls import _internal_use_concrete_mesh
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Literal
 from jax.extend.core.primitives import convert_element_type_p
 
 from jaxamp.core.jax_compat.release import JAX
@@ -48,9 +50,31 @@ def emitting(eqn: JaxprEqn) -> Iterator[None]:
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any], **changes: Any) -> list[Any]:
     """Bind the primitive of ``eqn`` to other operands, with some of its parameters changed."""
+    if not changes and (recorded := _recorded(eqn, operands)) is not None:
+        return recorded
     params = eqn.primitive.get_bind_params({**eqn.params, **changes})
     results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _recorded(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
+    """Record an equation in the jaxpr that is traced, where its operands have the types it had.
+
+    So do its results then. JAX inlines jaxprs in the same way; to infer the types of results again,
+    and to trace functions with rules of their own again, is most of what binding costs.
+    """
+    trace = _core.trace_ctx.trace
+    if type(trace) is not _pe.DynamicJaxprTrace or eqn.effects:
+        return None
+    source, tracers = _source_info_util.current(), list[Any]()
+    for atom, x in zip(eqn.invars, operands, strict=True):
+        if isinstance(atom, Literal) and x is atom.val:
+            x = _pe.DynamicJaxprTracer(trace, atom.aval, atom, source)
+        elif getattr(x, "_trace", None) is not trace or x.aval != atom.aval:
+            return None
+        tracers.append(x)
+    avals = [v.aval for v in eqn.outvars]
+    return trace.emit_eqn(tracers, avals, eqn.primitive, eqn.params, eqn.effects, source)
 
 
 def convert(value: Any, dtype: Any, *, weak_type: bool = False) -> Any:
