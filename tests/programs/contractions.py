@@ -31,6 +31,15 @@ def gated_mlp(x: Array, gate: Array, up: Array, down: Array) -> Array:
     return x + (jax.nn.silu(x @ gate) * (x @ up)) @ down
 
 
+@program(
+    lambda d: (d.normal(5, 8), d.normal(3, 8), d.weight(8, 6), d.weight(8, 6), d.weight(6, 4)),
+    low_dots=3,
+)
+def joint_network(frames: Array, words: Array, f: Array, g: Array, out: Array) -> Array:
+    """A product for each frame and one for each word are added, each with each."""
+    return jnp.tanh((frames @ f)[:, None] + (words @ g)[None]) @ out
+
+
 @program(lambda d: (d.normal(4, 8), d.weight(8, 8)), low_dots=2)
 def gelu_tied(x: Array, w: Array) -> Array:
     """One weight used twice, once transposed."""

@@ -138,7 +138,7 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
             continue
         (out,), found = node.outs, others(node)
         whole = [v for v in found if provenance.dense[v] and graph.sizes[v] == graph.sizes[out]]
-        if out in of_products or len(found) == len(whole) == 1:
+        if whole and (out in of_products or len(found) == 1):
             is_multiplied = out in of_products or out in normalized
             low = findings.narrow if is_multiplied else stored[whole[0]]
             if is_narrow(low):
