@@ -239,6 +239,12 @@ MUTATIONS = (
         "tests/xla/test_row_broadcasts.py",
     ),
     Mutation(
+        "xla/primitives/narrow_moves.py",
+        "step = eqn, place, other",
+        "step = eqn, 0, other",
+        "tests/xla/test_narrow_moves.py",
+    ),
+    Mutation(
         "xla/primitives/split_sums.py",
         "return _split(closed) if _has_middle_sums(closed) else closed",
         "return closed",

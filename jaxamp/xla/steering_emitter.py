@@ -36,8 +36,8 @@ class SteeringEmitter(Emitter):
     def __init__(self, policy: PrecisionPolicy) -> None:
         self._chosen = policy.xla
         self._has_barriers = Technique.RECOMPUTATION_BARRIERS in self._chosen
-        forms = (Technique.ROW_BROADCASTS in self._chosen, Technique.SPLIT_SUMS in self._chosen)
-        self._group = GroupPolicy(self._has_barriers, *forms)
+        forms = (Technique.NARROW_MOVES, Technique.ROW_BROADCASTS, Technique.SPLIT_SUMS)
+        self._group = GroupPolicy(self._has_barriers, *(form in self._chosen for form in forms))
 
     def rounded(self, value: Any) -> Any:
         """Put a barrier behind a rounding."""

@@ -119,11 +119,19 @@ def pooled(x: jax.Array, w: jax.Array) -> jax.Array:
     return ((x * x.mean(1, keepdims=True)) @ w).sum()
 
 
+def shifted(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Filter along the rows by four taps."""
+    x = jnp.pad(x @ w, ((0, 0), (3, 0), (0, 0)))
+    filtered = sum(w[i] * x[:, i : i + 512] for i in range(4))
+    return (jax.nn.silu(filtered) @ w).sum()
+
+
 HEADS = jnp.ones((2, 4, 64, 8))
 OWN = {
     "joined": (joined, (jnp.ones((32, 8)), jnp.ones((4, 64, 16)))),
     "attention": (attention, (HEADS, HEADS, HEADS)),
     "large_softmax": (large_softmax, (jnp.ones((512, 512)), jnp.ones((512, 512)))),
+    "shifted": (shifted, (jnp.ones((4, 512, 128)), jnp.ones((128, 128)))),
     "pooled": (pooled, (jnp.ones((4, 512, 128)), jnp.ones((128, 128)))),
 }
 SHOWN = {
@@ -143,10 +151,11 @@ SHOWN = {
 
 LOWERED = {
     Technique.RECOMPUTATION_BARRIERS: ("optimization_barrier", "large_softmax", "grad_of_amp"),
+    Technique.NARROW_MOVES: ("0:512, 0:128] : (tensor<4x515x128xbf16>)", "shifted", "plain"),
     Technique.ROW_BROADCASTS: ("tensor<512x64xf32>", "attention", "grad_of_amp"),
     Technique.SPLIT_SUMS: ("tensor<4x2x256x128xf32>", "pooled", "grad_of_amp"),
 }
-"""The same for text that is lowered for a GPU."""
+"""The same for text that is lowered for a GPU, or for a TPU where only that has a technique."""
 
 
 def amped(program: str, order: str, xla: frozenset[Technique]) -> tuple[Any, Any]:
@@ -165,7 +174,8 @@ def test_each_technique_has_a_switch(technique: Technique) -> None:
         fn, args = amped(program, order, xla)
         if technique in SHOWN:
             return primitives(fn, *args)[name]
-        lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",))
+        platform = "tpu" if technique is Technique.NARROW_MOVES else "cuda"
+        lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=(platform,))
         return lowered.as_text().count(name)
 
     base = frozenset({WORKS_ON[technique]} if technique in WORKS_ON else ())

@@ -19,7 +19,7 @@ from jaxamp.core.jax_compat.avals import has_typed_sharding
 def lower_checkpoints(
     primitive: Primitive,
     barriers: Callable[[Any, Jaxpr], Sequence[bool]],
-    whole: Callable[[ClosedJaxpr], ClosedJaxpr],
+    whole: Callable[[Any, ClosedJaxpr], ClosedJaxpr],
 ) -> None:
     """Choose how a primitive that `define_checkpoint` has defined is lowered.
 
@@ -30,13 +30,12 @@ def lower_checkpoints(
       primitive: of the checkpoints.
       barriers: from the context and the jaxpr of a checkpoint, whether its backward pass reads each
         operand behind a barrier.
-      whole: changes the jaxpr for GPUs, where no array is partitioned.
+      whole: changes the jaxpr for its platform.
     """
 
     def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
         chosen: Any = tuple(barriers(context, jaxpr))
-        if is_for_gpu(context) and not is_partitioned(context):
-            jaxpr = whole(ClosedJaxpr(jaxpr, ())).jaxpr
+        jaxpr = whole(context, ClosedJaxpr(jaxpr, ())).jaxpr
         return _ad_checkpoint._remat_lowering(
             context, *args, jaxpr=jaxpr, prevent_cse=chosen, **params
         )

@@ -27,6 +27,7 @@ class Technique(enum.Enum):
     SAVED_STATISTICS = "saved-statistics"  # reductions that are residuals: a kernel of their own
     RELU_RESIDUALS = "relu-residuals"  # a rule's ReLU saves its rounded result, and compares that
     RECOMPUTATION_BARRIERS = "recomputation-barriers"  # what is recomputed reads behind a barrier
+    NARROW_MOVES = "narrow-moves"  # arrays moved before they are widened, on a TPU
     ROW_BROADCASTS = "row-broadcasts"  # maxima and sums of rows broadcast from a flat array
     SPLIT_SUMS = "split-sums"  # sums over middle axes added up in parts
 
@@ -41,6 +42,7 @@ WORKS_ON = {
     Technique.SAVED_STATISTICS: Technique.FUSED_GROUPS,
     Technique.RELU_RESIDUALS: Technique.FUSED_GROUPS,
     Technique.RECOMPUTATION_BARRIERS: Technique.FUSED_GROUPS,
+    Technique.NARROW_MOVES: Technique.FUSED_GROUPS,
     Technique.ROW_BROADCASTS: Technique.FUSED_GROUPS,
     Technique.SPLIT_SUMS: Technique.FUSED_GROUPS,
 }

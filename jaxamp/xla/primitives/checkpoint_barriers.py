@@ -36,6 +36,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait, op_of, register_op_kind
 from jaxamp.jaxprs.nested import nested
+from jaxamp.xla.primitives.narrow_moves import narrow_moves
 from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
 from jaxamp.xla.primitives.split_sums import LARGE, split_sums
 
@@ -53,11 +54,13 @@ class GroupPolicy:
 
     Attributes:
       barriers: whether what is recomputed is lowered with a barrier before its operands.
+      narrow_moves: whether arrays are moved while they are narrow, on a TPU.
       row_broadcasts: whether numbers of rows are lowered as flat arrays.
       split_sums: whether sums over middle axes are lowered in parts.
     """
 
     barriers: bool
+    narrow_moves: bool
     row_broadcasts: bool
     split_sums: bool
 
@@ -65,15 +68,19 @@ class GroupPolicy:
         """Return whether the forward pass saves what an equation computes."""
         return primitive is residual_p
 
-    def lowered(self, closed: ClosedJaxpr) -> ClosedJaxpr:
-        """Return a group as it is lowered for one GPU."""
+    def lowered(self, context: Any, closed: ClosedJaxpr) -> ClosedJaxpr:
+        """Return a group as it is lowered for a TPU, or for one GPU."""
+        if jax_compat.is_for_tpu(context):
+            return narrow_moves(closed) if self.narrow_moves else closed
+        if not jax_compat.is_for_gpu(context) or jax_compat.is_partitioned(context):
+            return closed
         split = split_sums(closed) if self.split_sums else closed
         return flatten_row_broadcasts(split) if self.row_broadcasts else split
 
 
 register_op_kind("fused_group", OpKind.BOUNDARY, trait=Trait.CALL, dtype_params=("jaxpr",))
 GROUPS = {
-    GroupPolicy(*chosen): Primitive("fused_group") for chosen in product((True, False), repeat=3)
+    GroupPolicy(*chosen): Primitive("fused_group") for chosen in product((True, False), repeat=4)
 }
 """The primitive of each policy."""
 _CALLS = {policy: jax_compat.define_checkpoint(p, policy) for policy, p in GROUPS.items()}

@@ -1,0 +1,116 @@
+"""Arrays that are moved while they are narrow, where a group is lowered for a TPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp import amp
+from jaxamp.core import jax_compat
+from jaxamp.jaxprs.interpret import evaluate
+from jaxamp.xla.primitives.narrow_moves import narrow_moves
+
+NARROW, WIDE = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+MOVES = frozenset({"concatenate", "pad", "reshape", "slice", "split", "transpose"})
+
+
+def widened(x: jax.Array, *_: jax.Array) -> jax.Array:
+    return x.astype(WIDE).reshape(4, 2, 3, 8).swapaxes(1, 2)
+
+
+def rounded(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Round what is computed of two arrays, behind moves."""
+    wide = jnp.exp(x.astype(WIDE)) * x.astype(WIDE) - bias
+    return wide.reshape(4, 2, 3, 8).swapaxes(1, 2).astype(NARROW)
+
+
+def biased(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Take parts of a sum; one of them is scaled before it is rounded."""
+    first, second = jnp.split((bias - x).reshape(4, 2, 3, 8), 2, 3)
+    return (first * 0.3).astype(NARROW), second.astype(NARROW)
+
+
+def padded(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Add up what was scaled along the columns, and shifted along the rows."""
+    wide = x.astype(WIDE)
+    taps = (wide * bias, bias * 3 * wide)
+    first, second = (jnp.pad(tap, ((i, 1 - i), (0, 0))) for i, tap in enumerate(taps))
+    return first + second
+
+
+def joined(x: jax.Array, bias: jax.Array) -> jax.Array:
+    wide = x.astype(WIDE)
+    return jnp.exp(jnp.concatenate([wide, wide[::-1]])) + bias
+
+
+X = jax.random.normal(jax.random.key(0), (4, 48), NARROW)
+BIAS = jax.random.normal(jax.random.key(1), (1, 48))
+
+
+def changed(fn: Callable[..., Any], *args: jax.Array) -> tuple[list[Any], list[Any]]:
+    """Dtypes of the arrays that are moved and not small, and what the changed program returns."""
+    closed = narrow_moves(jax.make_jaxpr(fn)(*args))
+    dtypes, small = [], {closed.jaxpr.invars[1]}
+    for eqn in closed.jaxpr.eqns:
+        if small.issuperset(eqn.invars[:1]):
+            small.update(eqn.outvars)
+        elif eqn.primitive.name in MOVES:
+            dtypes.append(eqn.invars[0].aval.dtype)
+    return dtypes, evaluate(closed, args, jax_compat.bind)
+
+
+@pytest.mark.parametrize("fn", [widened, rounded, biased, padded, joined])
+def test_arrays_are_moved_while_they_are_narrow(fn: Callable[..., Any]) -> None:
+    """The results are the same, bit for bit."""
+    dtypes, found = changed(fn, X, BIAS)
+    assert set(dtypes) == {NARROW}
+    for one, other in zip(found, jax.tree.leaves(fn(X, BIAS)), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def sharpened(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Move what others read in float32, too."""
+    wide = jnp.exp(x.astype(WIDE)) * x
+    return wide.T @ wide + bias.sum()
+
+
+def raised(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Put numbers beside an array that are not zero, or not after the sum."""
+    wide = x.astype(WIDE)
+    return jnp.pad(wide, 1, constant_values=0.1) + jnp.pad(wide + bias, 1)
+
+
+def joined_later(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Join what is computed from an array to it."""
+    wide = x.astype(WIDE)
+    return jnp.concatenate([wide * bias, wide]).T
+
+
+@pytest.mark.parametrize("fn", [sharpened, raised, joined_later])
+def test_what_would_change_a_number_is_moved_wide(fn: Callable[..., Any]) -> None:
+    dtypes, found = changed(fn, X, BIAS)
+    assert set(dtypes) == {WIDE}
+    np.testing.assert_array_equal(found[0], fn(X, BIAS))
+
+
+def shifted(x: jax.Array, w: jax.Array) -> jax.Array:
+    x = jnp.pad(x @ w, ((3, 0), (0, 0)))
+    return (jax.nn.silu(sum(w[i] * x[i : i + 64] for i in range(4))) @ w).sum()
+
+
+def test_groups_are_changed_for_a_tpu_alone() -> None:
+    """Programs for other platforms shift products with a filter's taps in float32, as planned."""
+    traced = jax.jit(jax.grad(amp(shifted))).trace(jnp.ones((64, 32)), jnp.ones((32, 32)))
+    found = []
+    for platform in ("tpu", "cuda", "cpu"):
+        lines = traced.lower(lowering_platforms=(platform,)).as_text().splitlines()
+        found.append(
+            sum("stablehlo.pad" in line and "-> tensor<67x32xf32>" in line for line in lines)
+        )
+    assert found == [0, 4, 4]
