@@ -9,6 +9,7 @@ same terms. The derivative of a norm or softmax divides a cotangent, which is no
 from __future__ import annotations
 
 from jaxamp.plan.dataflow.exact import factor
+from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.consumers import (
     Parts,
     descendants,
@@ -21,13 +22,14 @@ from jaxamp.plan.graph.graph import Graph, Node, Role
 
 _NONE: frozenset[int] = frozenset()
 _FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
+_SIGNS = frozenset({"neg", "sub"})
 _SHIFTS = frozenset({"add", "sub", "max", "min", "abs"})
 _SCALES = frozenset({"mul", "div"})
 _KEEPING = _SCALES | {"square", "integer_pow", "sqrt"}
 _COMPRESSING = frozenset({"log", "log1p", "sqrt", "cbrt", "asinh"})
 
 
-def find_rescaled_products(graph: Graph) -> frozenset[int]:
+def find_rescaled_products(graph: Graph, uses: Uses) -> frozenset[int]:
     """Return results of contractions that are scaled down, compressed or divided by a sum."""
     terms = _find_terms(graph)
     return frozenset(
@@ -35,16 +37,29 @@ def find_rescaled_products(graph: Graph) -> frozenset[int]:
         for node in graph.nodes
         if node.role is Role.CONTRACT
         for out in node.outs
-        if _is_scaled_down(graph, out)
+        if _is_scaled_down(graph, uses, out)
         or _is_compressed(graph, out)
         or _is_in_quotient(graph, terms, out)
     )
 
 
-def _is_scaled_down(graph: Graph, value: int) -> bool:
-    """Return whether all readers multiply a value by known numbers of magnitude below one."""
-    scales = [factor(graph, value, reader) for reader in graph.readers[value]]
-    return bool(scales) and all(s is not None and abs(s) < 1 for s in scales)
+def _is_scaled_down(graph: Graph, uses: Uses, value: int) -> bool:
+    """Return whether known numbers, below one together, multiply a value on each way to a product.
+
+    On other ways, such as that to a loss, it is float32 anyway.
+    """
+    ways, scaled = [(value, 1.0)], False
+    for read, scale in ways:
+        for reader in graph.readers[read]:
+            if not any(uses.reaches[v] for v in reader.outs):
+                continue
+            by = 1.0 if reader.name in _SIGNS else factor(graph, read, reader)
+            if by is None:
+                return False
+            scaled |= abs(scale * by) < 1
+            if abs(scale * by) >= 1:
+                ways += [(v, scale * by) for v in reader.outs]
+    return scaled
 
 
 def _is_compressed(graph: Graph, value: int) -> bool:

@@ -89,7 +89,9 @@ class Chooser:
             graph, provenance, if_unknown=policy.allreduce.bits < F32.bits
         )
         may_overflow = self._may_overflow(self.narrow[OpKind.COMPUTE])
-        self.rescaled = find_rescaled_products(graph) if may_overflow else frozenset[int]()
+        self.rescaled = (
+            find_rescaled_products(graph, self.uses) if may_overflow else frozenset[int]()
+        )
         self.many_cotangents, self.few_cotangents = find_sums_of_cotangents(graph)
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)

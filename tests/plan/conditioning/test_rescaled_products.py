@@ -73,3 +73,15 @@ def test_cotangents_of_a_softmax_are_stored_narrow() -> None:
         if d.primitive == "dot_general" and d.eqn.outvars[0].aval.shape == (ROWS, ROWS)
     ]
     assert [d.output for d in square] == [Precision.F16] * 2
+
+
+def test_gram_matrices_whose_difference_is_squared_and_scaled_are_finite() -> None:
+    """They are up to 800,000; what the next product reads is their difference times 1e-8."""
+
+    def style(w: jax.Array, x: jax.Array) -> jax.Array:
+        y = x @ w
+        return 1e-6 * jnp.mean((y.T @ y - x.T @ x) ** 2)
+
+    exact = np.asarray(jax.grad(style)(W[0], 150 * X), np.float64)
+    off = np.linalg.norm(np.float64(amp(jax.grad(style), "auto_mixed")(W[0], 150 * X)) - exact)
+    assert off <= CLASSES["deep"] * jnp.finfo(jnp.float16).eps * np.linalg.norm(exact)
