@@ -47,12 +47,15 @@ _SCALED = (*_SCALES, "neg", "abs", "max", "min", "clamp", "select_n", "square", 
 
 
 def find_residues(
-    arrays: Arrays, products: Sequence[Node], squares: Squares, cancelled: Container[Node]
+    arrays: Arrays,
+    products: Sequence[Node],
+    squares: Squares,
+    cancelled: Container[Node],
+    known: KnownValues,
 ) -> dict[Node, Constraint]:
     """Return the products of a forward pass of which a residue is needed, each with why."""
     graph = arrays.graph
     products = [n for n in products if not is_backward(n.scope)]
-    known = KnownValues(graph)
     remainders = find_remainders(arrays, products, known)
     leaving = [n for n in graph.nodes if n.name in _LEAVING or n.semantics.periodic]
     left = {node: found for node in leaving if (found := [*_left(arrays, node)])}

@@ -25,6 +25,7 @@ class Constraint(NamedTuple):
 
 
 CAST = Constraint("an operand was cast to f32 explicitly", None)
+WRITTEN = Constraint("multiplies numbers that the program makes of known ones", Guard.NO_GAIN)
 
 
 def constrain_contraction(
@@ -59,6 +60,8 @@ def constrain_contraction(
             return constraint
     if Guard.RANGE in guards and any(_is_scaled_beyond(graph, v, low) for v in node.outs):
         return Constraint(f"scaled beyond {low.short}, as is its cotangent", Guard.RANGE)
+    if Guard.NO_GAIN in guards and node.outs[0] in graph.written:
+        return WRITTEN
     if Guard.NO_GAIN in guards and free_axes(graph, node) == 0:
         return Constraint("an inner product is a reduction", Guard.NO_GAIN)
     return precise(graph, guards, node)

@@ -69,7 +69,7 @@ def _contract(graph: Graph, bits: bytearray, node: Node) -> None:
     assert node.op is not None  # a contraction is in the table
     large = union(bits, node.op.multiplied(node.ins)) & LARGE
     for out in node.outs:
-        bits[out] |= large | graph.is_float32[out] * DENSE
+        bits[out] |= large | (graph.is_float32[out] and out not in graph.written) * DENSE
 
 
 def _reduce(graph: Graph, bits: bytearray, node: Node) -> None:

@@ -203,6 +203,7 @@ class Graph:
       carries: carries of all loops.
       precise: products that are not to be rounded, each with why; see `precise_products.py`.
       unrounded: what these read.
+      written: results of products of numbers that the program makes of known ones.
       deciding: products elsewhere that decide when a loop stops; see `repeated_decisions.py`.
       readers: per value, the nodes that read it, in program order.
       unknown: unknown primitives, each with its first equation.
@@ -234,6 +235,7 @@ class Graph:
     carries: list[Carry] = field(default_factory=list)
     precise: dict[Node, Any] = field(default_factory=dict)
     unrounded: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
     deciding: frozenset[Hashable] = frozenset()
     readers: list[list[Node]] = field(default_factory=list)
     unknown: dict[str, JaxprEqn] = field(default_factory=dict)

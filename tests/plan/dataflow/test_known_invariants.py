@@ -1,4 +1,4 @@
-"""Known numbers that a loop reads as operands: of arrays on a mesh JAX makes such of literals."""
+"""Known numbers: what a loop reads, as JAX makes of literals on a mesh, and products of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxamp import amp
 from jaxamp.plan.graph.graph import Link
 from jaxamp.plan.graph.unfold import unfold
 
@@ -25,3 +26,18 @@ def test_a_known_number_is_known_inside_of_a_loop(made: Callable[[], jax.Array])
     graph, _ = unfold(closed.jaxpr, closed.consts)
     invariants = [node.outs[0] for node in graph.nodes if node.link is Link.INVARIANT]
     assert [graph.constants.get(value) for value in invariants] == [1.0]
+
+
+@pytest.mark.parametrize("policy", ["bf16", "f16"])
+def test_products_of_known_numbers_are_as_in_float32(policy: str) -> None:
+    """The powers of a transition matrix, though a product reads one of them."""
+
+    def chain(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        stays = jnp.linspace(0.9, 0.5, 6)[:, None, None]
+        steps = stays * jnp.eye(4) + (1 - stays) / 4
+        powers = lax.associative_scan(jnp.matmul, steps)
+        return powers, powers[3] @ x
+
+    powers, _ = amp(chain, policy)(jnp.ones((4, 4)) / 3)
+    exact, _ = chain(jnp.ones((4, 4)) / 3)
+    assert jnp.abs(powers - exact).max() < 1e-6
