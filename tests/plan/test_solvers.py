@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.scipy.linalg import cho_factor, cho_solve
 from jax.scipy.sparse.linalg import cg
 
 from jaxamp import amp, plan_of, report
@@ -178,3 +179,25 @@ def test_a_derivative_takes_the_steps_that_the_solver_took(order: str, low: str)
     mixed = amp(jax.grad(energy), low) if order == "amp(grad)" else jax.grad(amp(energy, low))
     assert jnp.abs(mixed(w, y) - exact).max() < 0.03 * jnp.abs(exact).max()
     assert any(d.is_narrow for d in plan_of(jax.grad(energy), low)(w, y).decisions())
+
+
+@pytest.mark.parametrize("solve", [jnp.linalg.solve, lambda a, b: cho_solve(cho_factor(a), b)])
+def test_steps_of_gauss_end_where_they_do_in_float32(solve: Program) -> None:
+    """Four steps to a camera's place; a narrow residual is zero elsewhere."""
+    points, shift = DRAW.normal(20, 3), jnp.float32([0.1, -0.2, 6.0])
+
+    def seen(place: jax.Array) -> jax.Array:
+        turn = jnp.eye(3) + jnp.cross(jnp.eye(3), place[:3])
+        moved = points @ turn + place[3:]
+        return (moved[:, :2] / moved[:, 2:]).ravel()
+
+    def located(start: jax.Array, image: jax.Array) -> jax.Array:
+        def step(place: jax.Array, _: None) -> tuple[jax.Array, None]:
+            slopes, rest = jax.jacfwd(seen)(place), image - seen(place)
+            return place + solve(slopes.T @ slopes, slopes.T @ rest), None
+
+        return lax.scan(step, start, None, length=4)[0]
+
+    image = seen(jnp.concatenate([jnp.full(3, 0.05), shift]))
+    start = jnp.concatenate([jnp.zeros(3), shift + 0.2])
+    assert jnp.abs(amp(located)(start, image) - located(start, image)).max() < 1e-5

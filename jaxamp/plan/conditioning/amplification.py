@@ -132,10 +132,11 @@ class _Amplification:
 
         A rounding of `c` is as large as its increments where `c` is large, and the difference
         leaves nothing else: weather rollouts, refined coordinates, forecasts added to the last
-        observation.
+        observation, scores of an alignment, whose carry is shifted before.
         """
         sizes, state = self.graph.sizes, self.provenance.state
-        return any(state[v] and sizes[v] == sizes[node.outs[0]] for v in node.ins)
+        added = (self.origin.get(v, v) for v in node.ins)
+        return any(state[v] and sizes[v] == sizes[node.outs[0]] for v in added)
 
     def _is_bounded(self, node: Node, dense: list[int]) -> bool:
         if node.trait is Trait.SMOOTH:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.conditioning.arrays import Arrays, multiplies
 from jaxamp.plan.conditioning.residues import find_residues
+from jaxamp.plan.conditioning.solver_steps import find_solver_steps
 from jaxamp.plan.conditioning.squares import Squares, find_cancelled, find_transposed
 from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.consumers import closure
@@ -23,8 +24,8 @@ def find_precise_products(graph: Graph) -> None:
     known = KnownValues(graph)
     found = find_residues(arrays, products, squares, cancelled, known) | cancelled
     found |= find_transposed(arrays, found, products)
-    graph.precise = found
+    graph.precise = find_solver_steps(graph, products) | found
     written = (n for n in products if all(map(known.is_made, n.ins)) and not is_backward(n.scope))
     graph.written.update(n.outs[0] for n in written)
-    read, moved = (v for node in found for v in node.ins), graph.moved_from
+    read, moved = (v for node in graph.precise for v in node.ins), graph.moved_from
     graph.unrounded.update(closure(read, lambda v: (moved[v],) if v in moved else ()))

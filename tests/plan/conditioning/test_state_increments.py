@@ -113,3 +113,18 @@ def test_a_residual_stream_is_narrow() -> None:
     decisions = plan_of(stream)(C, W).decisions()
     sums = [d.output for d in decisions if d.primitive == "add"]
     assert Precision.BF16 in sums
+
+
+def test_scores_of_an_alignment_are_no_residual_stream() -> None:
+    """A carry that is shifted and added to: its rounding would be a part of every later score."""
+
+    def score(w: jax.Array, x: jax.Array) -> jax.Array:
+        def row(above: jax.Array, gains: jax.Array) -> tuple[jax.Array, None]:
+            before = jnp.concatenate([jnp.zeros(1), above[:-1]]) + gains
+            return jax.nn.logsumexp(jnp.stack([before, above - 1, 0 * gains]), 0), None
+
+        return jax.nn.logsumexp(lax.scan(row, jnp.zeros(WIDTH), x @ w)[0])
+
+    exact, _ = jax.value_and_grad(score)(W[0], C / 1e5)
+    found, _ = amp(jax.value_and_grad(score))(W[0], C / 1e5)
+    assert abs(found - exact) < 0.1 * EPS["bfloat16"] * abs(exact)
