@@ -19,6 +19,7 @@ from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
 from jaxamp.found.cross_entropy.read_anew import read_anew
 from jaxamp.found.cross_entropy.rows import Rows, resized
+from jaxamp.found.cross_entropy.slices import in_slices
 from jaxamp.found.cross_entropy.undivided import undivided
 
 
@@ -28,14 +29,16 @@ class Division(NamedTuple):
     Attributes:
       tokens: how many there are.
       chunks: how many parts they are divided into.
-      words: how many logits each has.
+      words: how many logits each has, if devices may have some of them each.
       in_rows: whether logits have two axes in a chunk, see `read_anew`.
+      slices: how many the matrix is read in, see `in_slices`.
     """
 
     tokens: int
     chunks: int
     words: int
     in_rows: bool
+    slices: int = 1
 
     @property
     def each(self) -> int:
@@ -85,9 +88,10 @@ def as_written(
 ) -> dict[int, Any]:
     """Return what a pass makes; for a derivative, what has the size of logits is made `again`."""
     body = read_anew(functools.partial(in_chunk, made, division), in_rows=division.in_rows)
-    if again:
-        body = jax.checkpoint(body, prevent_cse=False)
-    found = looped(made, division, read, body, {})
+    form = functools.partial(jax.checkpoint, prevent_cse=False)
+    if not again:  # JAX would add up gradients of slices in all words
+        form = functools.partial(in_slices, count=division.slices)
+    found = looped(made, division, read, form(body), {})
     return {value: array for (value, _), array in found.items()}
 
 

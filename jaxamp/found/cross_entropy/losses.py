@@ -199,19 +199,21 @@ class _Losses:
         tokens = int(np.prod(logits.shape)) // logits.words
         again = len(passes) - (backward or number is not None)
         program = products_of(self.program, backward=backward, devices=devices)
-        matrix = logits.heads * logits.width * logits.words
-        is_trained = not backward or any(made.sums_to(matrix) for made in passes)
+        matrix: Any = logits.unit.eqn.invars[1 - logits.side].aval
+        is_trained = not backward or any(made.sums_to(matrix.size) for made in passes)
         shape = -(-tokens // devices), logits.width, logits.words
         sizes = Sizes(*shape, again, is_trained, devices, logits.heads, passes[0].caps)
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             raise Stays(chunks)
         chunks = min(chunks, logits.rows.length)
-        slower = sizes.slower(chunks, program)
-        saved = sizes.saved(chunks)
         is_typed = jax_compat.has_typed_sharding(logits.unit.eqn.outvars[0].aval)
         in_rows = devices == 1 and not is_typed  # axes that devices divide stay apart
-        division = Division(logits.rows.length, chunks, logits.words, in_rows)
+        if word == "memory" and in_rows and matrix.ndim == 2 and again < len(passes):
+            sizes = sizes.in_slices(chunks)
+        saved, slower = sizes.saved(chunks), sizes.slower(chunks, program)
+        words = logits.words if sizes.slices == 1 else 0  # no device has a part of what is cut
+        division = Division(logits.rows.length, chunks, words, in_rows, sizes.slices)
         told = {"backward": backward, "saved": saved, "slower": slower, "chunks": chunks}
         outcome = Loss(KIND, *place.words, **told)
         emitted: Any = functools.partial(as_written, again=not backward)

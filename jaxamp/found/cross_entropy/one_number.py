@@ -21,6 +21,7 @@ from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.chunks import Division, as_written, in_chunk, looped, zeros
 from jaxamp.found.cross_entropy.passes import Key, Pass
 from jaxamp.found.cross_entropy.read_anew import read_anew
+from jaxamp.found.cross_entropy.slices import in_slices
 from jaxamp.found.levels import Level
 
 
@@ -63,7 +64,7 @@ def differentiated(
         }
         results, gradients = _with_gradients(made, division, given, number, [*moving])
         moved = jnp.stack([_along(gradients[value], moving[value]) for value in moving])
-        still = {value: _still(result) for value, result in results.items()}
+        still = dict(jax.custom_derivatives.zero_from_primal(results))
         still[number] = _along(jnp.ones_like(moved), moved)  # `sum` would be a fused group
         return [results[value] for value in order], [still[value] for value in order]
 
@@ -76,13 +77,6 @@ def _along(gradient: Any, tangent: Any) -> Any:
     numbers, precision = ((axes, axes), ((), ())), lax.Precision.HIGHEST
     place = PartitionSpec() if jax_compat.has_typed_sharding(jax.typeof(gradient)) else None
     return lax.dot_general(gradient, tangent, numbers, precision=precision, out_sharding=place)
-
-
-def _still(array: Any) -> Any:
-    """Return the tangent of an array that does not move."""
-    if jnp.issubdtype(array.dtype, jnp.inexact):
-        return jnp.zeros_like(array)
-    return np.zeros(array.shape, jax.dtypes.float0)
 
 
 def _with_gradients(
@@ -102,13 +96,11 @@ def _with_gradients(
         total, pull, found = jax.vjp(one, {key: env[key] for key in along}, has_aux=True)
         return found | pull(jnp.ones_like(total))[0]
 
+    body = in_slices(body, division.slices)
     found = looped(made, division, given.__getitem__, body, sums, _scanned)
     results = {value: found[value, rows] for value, rows in made.outputs.items()}
-    gradients: dict[int, Any] = {}
-    for key in along:
-        value, more = key[0], gradients.get(key[0])
-        gradients[value] = found[key] if more is None else more + found[key]
-    return results, gradients
+    parts = {value: [found[key] for key in along if key[0] == value] for value in wanted}
+    return results, {value: functools.reduce(jnp.add, found) for value, found in parts.items()}
 
 
 def _scanned(body: Callable[..., tuple[Any, Any]], start: Any, parts: Any) -> tuple[Any, Any]:

@@ -22,6 +22,7 @@ _AROUND = 4  # kernels that come with a product of a program
 _TILES = 132 * 128**2  # results of a product of which each multiprocessor computes some
 _LONG = 2048  # tokens of a chunk: to read a sum and add to it takes half as long as the product
 _SHORT = 1024  # as long: for those who ask for memory, and where chunks take less time
+_SLICES = 8  # of a matrix, at least
 _SLOWER = 1.03  # times a program's products; elementwise operations and an optimizer come on top
 _NARROW = 2
 
@@ -38,6 +39,7 @@ class Sizes(NamedTuple):
       devices: over how many all tokens are divided.
       heads: how many matrices there are, each with its own of the tokens.
       caps: of how many `tanh` they are read, which XLA stores in float32 where it stores logits.
+      slices: how many the matrix is read in, so that no narrow copy of all is stored.
     """
 
     tokens: int
@@ -48,6 +50,7 @@ class Sizes(NamedTuple):
     devices: int = 1
     heads: int = 1
     caps: int = 0
+    slices: int = 1
 
     @property
     def logits(self) -> int:
@@ -55,8 +58,16 @@ class Sizes(NamedTuple):
         return _NARROW * self.tokens * self.words
 
     def saved(self, chunks: int) -> int:
-        """Return how many bytes of logits are not stored; their cotangents take their place."""
-        return self.logits - self.logits // chunks
+        """Return how many bytes are not stored: of logits, in whose place their cotangents are."""
+        each, copy = self.logits // chunks, _NARROW * self.width * self.words
+        joined = each * (self.slices > 1)
+        return self.logits - each - joined + copy - copy // self.slices
+
+    def in_slices(self, chunks: int) -> Sizes:
+        """Return the same with a matrix in slices, if that saves memory where it is the largest."""
+        counts = (n for n in range(_SLICES, 4 * _SLICES) if self.words % n == 0)
+        cut = self._replace(slices=next(counts, 1))
+        return cut if cut.saved(chunks) - self.saved(chunks) >= MATTERS else self
 
     def time(self, chunks: int) -> float:
         """Return the seconds that it takes in chunks, or with all logits stored for one.
@@ -69,15 +80,17 @@ class Sizes(NamedTuple):
         moved = [each + _NARROW * matrix] * (2 + again)
         if self.is_trained:  # the gradient is in float32; chunks add to it, from zeros on
             moved.append(each + (4 if is_stored else 8) * matrix)
-        softmax = (4 + 2 * again) * each
-        if not is_stored and self.words % 16 and self.tokens / chunks * self.width < _TILES:
-            softmax += 2 * each + 2 * _NARROW * matrix  # XLA:GPU copies and pads what it splits
         arithmetic = 2 * self.tokens / chunks * self.width * self.words / _RATE
         products = sum(max(arithmetic, size / _BANDWIDTH) for size in moved)
         if is_stored:
-            return products + (softmax + 4 * self.caps * each) / _BANDWIDTH
+            return products + 4 * (1 + self.caps) * each / _BANDWIDTH
+        softmax = (4 + 2 * again) * each
+        if self.words % 16 and self.tokens / chunks * self.width < _TILES:
+            softmax += 2 * each + 2 * _NARROW * matrix  # XLA:GPU copies and pads what it splits
+        if self.slices > 1:  # each slice is copied twice, those of logits are joined
+            softmax += 6 * each + 6 * matrix * (2 + again)
         beside = 8 * self.tokens * self.width + 4 * matrix * self.is_trained
-        each_time = products + softmax / _BANDWIDTH + _KERNELS * _START
+        each_time = products + softmax / _BANDWIDTH + _KERNELS * self.slices * _START
         return chunks * each_time + beside / _BANDWIDTH
 
     def slower(self, chunks: int, program: float) -> float:
