@@ -196,20 +196,21 @@ class _Losses:
         if word is None and devices > 1 and jax.default_backend() == "cpu":
             raise Stays("there are several devices, and a CPU would add up over them in each chunk")
         backward = any(made.backward for made in passes)
-        tokens = int(np.prod(logits.shape)) // logits.words
+        out: Any = logits.unit.eqn.outvars[0].aval
+        tokens = out.size // logits.words
         again = len(passes) - (backward or number is not None)
         program = products_of(self.program, backward=backward, devices=devices)
-        matrix: Any = logits.unit.eqn.invars[1 - logits.side].aval
-        is_trained = not backward or any(made.sums_to(matrix.size) for made in passes)
+        sums = [aval.size for made in passes for _, aval in made.sums()]
+        is_trained = not backward or logits.matrix.size in sums
         shape = -(-tokens // devices), logits.width, logits.words
         sizes = Sizes(*shape, again, is_trained, devices, logits.heads, passes[0].caps)
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             raise Stays(chunks)
         chunks = min(chunks, logits.rows.length)
-        is_typed = jax_compat.has_typed_sharding(logits.unit.eqn.outvars[0].aval)
-        in_rows = devices == 1 and not is_typed  # axes that devices divide stay apart
-        if word == "memory" and in_rows and matrix.ndim == 2 and again < len(passes):
+        # Axes that devices divide stay apart.
+        in_rows = devices == 1 and not jax_compat.has_typed_sharding(out)
+        if word == "memory" and in_rows and logits.matrix.ndim == 2 and again < len(passes):
             sizes = sizes.in_slices(chunks)
         saved, slower = sizes.saved(chunks), sizes.slower(chunks, program)
         words = logits.words if sizes.slices == 1 else 0  # no device has a part of what is cut

@@ -12,6 +12,7 @@ the logits computed again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -75,21 +76,13 @@ class Pass:
     @property
     def backward(self) -> bool:
         """The presence of cotangents: products with more matrices than that of the logits."""
-        flows = [step.flow for step in self._products()]
+        flows = [step.flow for step in self.steps.values() if _contracts(step.unit)]
         return any(f.result is None for f in flows) or sum(None in f.operands for f in flows) > 1
-
-    def sums_to(self, size: int) -> bool:
-        """Return whether a product of it is a sum over tokens with so many elements."""
-        sums = [step.unit.eqn for step in self._products() if step.flow.result is None]
-        return any(eqn.outvars[0].aval.size == size for eqn in sums)  # type: ignore[attr-defined]
 
     @property
     def caps(self) -> int:
         """The number of equations as of a soft cap."""
         return sum(step.unit.eqn.primitive.name == "tanh" for step in self.steps.values())
-
-    def _products(self) -> list[Step]:
-        return [step for step in self.steps.values() if _contracts(step.unit)]
 
 
 class Logits(NamedTuple):
@@ -99,33 +92,25 @@ class Logits(NamedTuple):
       unit: the product.
       rows: where its tokens are.
       side: which operand has them.
+      width: the number of products that a logit is a sum of.
+      heads: the number of matrices that are multiplied at once.
     """
 
     unit: Unit
     rows: Rows
     side: int
+    width: int
+    heads: int
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of all logits."""
-        return tuple(self.unit.eqn.outvars[0].aval.shape)  # type: ignore[attr-defined]
+    def matrix(self) -> Any:
+        """The type of the matrix."""
+        return self.unit.eqn.invars[1 - self.side].aval
 
     @property
     def words(self) -> int:
         """The number of logits of each token."""
-        shape = self.unit.eqn.invars[1 - self.side].aval.shape  # type: ignore[attr-defined]
-        return int(np.prod(shape)) // (self.width * self.heads)
-
-    @property
-    def width(self) -> int:
-        """The number of products that a logit is a sum of."""
-        shape = self.unit.eqn.invars[0].aval.shape  # type: ignore[attr-defined]
-        return int(np.prod([shape[i] for i in self.unit.eqn.params["dimension_numbers"][0][0]]))
-
-    @property
-    def heads(self) -> int:
-        """The number of matrices that are multiplied at once."""
-        return int(np.prod(self.shape[: len(self.unit.eqn.params["dimension_numbers"][1][0])]))
+        return self.matrix.size // (self.width * self.heads)
 
     def multiplies_given(self, level: Level) -> bool:
         """Return whether the matrix is given to a level, and the activations are made there.
@@ -162,17 +147,16 @@ def before_exponentials(level: Level) -> list[Unit]:
 
 def logits_of(unit: Unit, level: Level) -> list[Logits]:
     """Return the axes of a product that may count tokens, the longest first."""
-    shape = unit.eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
-    contracted, (batch, _) = unit.eqn.params["dimension_numbers"]
-    left, right = (
-        v.aval.ndim - len(c) - len(batch)  # type: ignore[attr-defined]
-        for v, c in zip(unit.eqn.invars, contracted, strict=True)
-    )
-    if not left or not right:
+    lhs, rhs, out = (v.aval.shape for v in (*unit.eqn.invars, *unit.eqn.outvars))  # type: ignore[attr-defined]
+    (contracted, _), (batch, _) = unit.eqn.params["dimension_numbers"]
+    shared = len(contracted) + len(batch)
+    if shared in (len(lhs), len(rhs)):
         return []
+    width, heads = math.prod(lhs[i] for i in contracted), math.prod(out[: len(batch)])
+    first = len(lhs) - len(contracted)  # axis of the result that is of the second operand
     found = [
-        Logits(unit, Rows(axis, 1, 1, 0, n), int(axis >= len(batch) + left))
-        for axis, n in enumerate(shape)
+        Logits(unit, Rows(axis, 1, 1, 0, n), int(axis >= first), width, heads)
+        for axis, n in enumerate(out)
         if n > 1 and axis >= len(batch)
     ]
     found = [logits for logits in found if not batch or logits.multiplies_given(level)]

@@ -54,6 +54,7 @@ def _preferred(x, w, labels):
     return -jax.nn.log_sigmoid(each.sum(1) @ jnp.array([1.0, -1.0])), jnp.argmax(logits, -1)
 
 
+@pytest.mark.product(every=4)
 @pytest.mark.parametrize("base", ["bf16", "f16"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("loss", [_plain, _tied, _preferred])
