@@ -114,3 +114,15 @@ def test_groups_are_changed_for_a_tpu_alone() -> None:
             sum("stablehlo.pad" in line and "-> tensor<67x32xf32>" in line for line in lines)
         )
     assert found == [0, 4, 4]
+
+
+def test_a_group_may_call_what_holds_an_array() -> None:
+    """It is lowered as it is."""
+    table = np.arange(64.0 * 32, dtype=np.float32).reshape(64, 32)
+    held = jax.jit(lambda x: jnp.tanh(x) * table)
+
+    def heads(x: jax.Array, w: jax.Array) -> jax.Array:
+        return ((held(x @ w).reshape(64, 4, 8) * 0.3).reshape(64, 32) @ w).sum()
+
+    traced = jax.jit(jax.grad(amp(heads))).trace(jnp.ones((64, 32)), jnp.ones((32, 32)))
+    assert "stablehlo.tanh" in traced.lower(lowering_platforms=("tpu",)).as_text()

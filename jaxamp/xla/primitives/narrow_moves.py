@@ -69,7 +69,10 @@ def narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
         return evaluate(closed, args, _inlined)
 
     avals = [var.aval for var in closed.jaxpr.invars]
-    jaxpr = jax_compat.trace_to_jaxpr(flat, avals, closed.jaxpr.debug_info).jaxpr
+    whole = jax_compat.trace_to_jaxpr(flat, avals, closed.jaxpr.debug_info)
+    if whole.consts:  # arrays that a call holds
+        return closed
+    jaxpr = whole.jaxpr
     rounded = _find_rounded(jaxpr)
 
     def early(variables: Sequence[Var], values: Sequence[Any]) -> list[Any]:
