@@ -9,14 +9,13 @@ from typing import Any
 from weakref import WeakSet
 
 from jax._src import ad_checkpoint as _ad_checkpoint
-from jax._src import api_util as _api_util
 from jax._src import checkify as _checkify
 from jax._src import core as _core
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.state import discharge as _discharge
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive
+from jax.extend.core import DebugInfo, Jaxpr, JaxprEqn, Literal, Primitive
 
 from jaxamp.core.jax_compat.tracing import trace_to_jaxpr, without_constvars
 
@@ -100,10 +99,10 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
         table[primitive] = with_globals(table[_REMAT], names)
     _pe.partial_eval_jaxpr_custom_rules[primitive] = functools.partial(_within_checkpoint, policy)
 
+    info = DebugInfo(primitive.name, primitive.name, None, None)
+
     def call(function: Callable[..., list[Any]], *args: Any) -> list[Any]:
-        info = _api_util.debug_info(primitive.name, function, args, {})
-        avals = [_core.typeof(x) for x in args]
-        closed = trace_to_jaxpr(function, avals, info)
+        closed = trace_to_jaxpr(function, [_core.typeof(x) for x in args], info)
         return evaluate(without_constvars(closed.jaxpr), closed.consts, *args)
 
     return call

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import util as _util
 from jax._src.interpreters import partial_eval as _pe
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal
 
 _T = TypeVar("_T")
 
@@ -88,7 +87,7 @@ def within(eqn: JaxprEqn, change: Callable[[], _T]) -> _T:
 
 def result_avals(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Any, ...]:
     """Return the result avals of a flat function for the avals of its arguments."""
-    info = _api_util.debug_info("result_avals", fun, tuple(avals), {})
+    info = DebugInfo("types", "types", None, None)
     return tuple(trace_to_jaxpr(fun, avals, info).out_avals)
 
 

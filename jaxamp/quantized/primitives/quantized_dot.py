@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -101,7 +101,7 @@ def _jvp(
 
     pairs = zip((left, right), tangents, strict=True)
     terms = [term(tangent) for term, tangent in pairs if not isinstance(tangent, ad.Zero)]
-    return out, sum(terms[1:], terms[0]) if terms else jax_compat.symbolic_zero_like(out)
+    return out, reduce(ad.add_tangents, terms, jax_compat.symbolic_zero_like(out))
 
 
 def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> Sequence[Any]:

@@ -19,7 +19,7 @@ See: https://github.com/jax-ml/jax/issues/10818 and https://github.com/jax-ml/ja
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -156,7 +156,7 @@ def _jvp(
         if not isinstance(tangent, ad.Zero):
             replaced = [tangent if i == index else x for i, x in enumerate(operands)]
             terms.append(accumulate_p.bind(*replaced, how=how, rounded=()))
-    return out, sum(terms[1:], terms[0]) if terms else jax_compat.symbolic_zero_like(out)
+    return out, reduce(ad.add_tangents, terms, jax_compat.symbolic_zero_like(out))
 
 
 def _transpose(cotangent: Any, *values: Any, how: Contraction, rounded: Any) -> list[Any]:

@@ -116,7 +116,9 @@ rounded_cotangent_p = Primitive("rounded_cotangent")
 def sum_with_rounded_cotangent(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
     """Add or subtract two arrays, as an equation does; the cotangent of the result is rounded."""
     rank = max(map(np.ndim, operands))
-    aligned = [lax.expand_dims(x, range(rank - np.ndim(x))) for x in operands]  # scalars, too
+    aligned = [
+        x if np.ndim(x) == rank else lax.expand_dims(x, range(rank - np.ndim(x))) for x in operands
+    ]  # scalars, too
     return rounded_cotangent_p.bind(*aligned, op=eqn.primitive, of=of)
 
 
@@ -141,8 +143,8 @@ def _given(cotangent: Any, of: CotangentRounding) -> list[Any]:
     """Return the rounded cotangent for each operand."""
     if cotangent.dtype == of.precision.dtype:
         return [cotangent, cotangent]  # a bias that a convolution's kernel adds
-    narrow = rounding_barrier(lax.convert_element_type(cotangent, of.precision.dtype))
-    rounded = lax.convert_element_type(narrow, cotangent.dtype)
+    narrow = rounding_barrier(jax_compat.convert(cotangent, of.precision.dtype))
+    rounded = jax_compat.convert(narrow, cotangent.dtype)
     summed = rounded if of.is_multiplied else unbarriered(rounded)
     return [rounded if place == of.activation else summed for place in (0, 1)]
 
@@ -152,8 +154,8 @@ def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
     axes = [i for i, (n, size) in enumerate(zip(cotangent.shape, shape, strict=True)) if n != size]
     if not axes:
         return cotangent
-    total = lax.reduce_sum(lax.convert_element_type(cotangent, jnp.float32), axes)
-    return lax.convert_element_type(lax.reshape(total, shape), cotangent.dtype)
+    total = lax.reduce_sum(jax_compat.convert(cotangent, jnp.float32), axes)
+    return jax_compat.convert(lax.reshape(total, shape), cotangent.dtype)
 
 
 def _batch(operands: Any, dims: Any, *, op: Primitive, of: CotangentRounding) -> Any:

@@ -75,9 +75,9 @@ def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         x, (*x.shape[:first], parts, x.shape[first] // parts, *x.shape[first + 1 :])
     )
     run = _run(axes)
-    summed = lax.optimization_barrier(jnp.sum(apart, tuple(axis + 1 for axis in run)))
-    others = (axis - len(run) + 1 for axis in axes[len(run) :])
-    return [jnp.sum(summed, (first, *others))]
+    summed = lax.optimization_barrier(lax.reduce_sum(apart, [axis + 1 for axis in run]))
+    others = [axis - len(run) + 1 for axis in axes[len(run) :]]
+    return [lax.reduce_sum(summed, [first, *others])]
 
 
 def _parts(eqn: JaxprEqn) -> int:
