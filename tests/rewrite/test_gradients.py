@@ -1,15 +1,18 @@
 """Gradients beside those of programs in which only operands of products are rounded."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.interpreters import ad
 
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
+from jaxamp.rewrite.primitives.accumulate import accumulate_p
 from tests.numerics.oracle import products_rounded
 from tests.programs.registry import Draw
 
@@ -215,3 +218,16 @@ def test_small_numbers_are_not_zero(policy: str) -> None:
 
     x = jnp.array([[0.0, 1e-6, -1e-6, 1.0] * 2])
     np.testing.assert_array_equal(jnp.round(amp(masked, policy)(x)), jnp.round(masked(x)))
+
+
+def test_a_product_is_linearized_by_a_rule_of_its_own(monkeypatch) -> None:
+    """JAX would else evaluate its JVP in part, for each product again."""
+    product = amp(lambda x, w: x @ w, "bf16")
+    wanted = [jax.jvp(product, (X, W), along) for along in ((X, W), (0 * X, W), (X, 0 * W))]
+    monkeypatch.delitem(ad.primitive_jvps, accumulate_p)
+    value, along = jax.linearize(product, X, W)
+    ways = along(X, W), jax.linearize(partial(product, X), W)[1](W)
+    ways += (jax.linearize(lambda x: product(x, W), X)[1](X),)
+    for found, (right, tangent) in zip(ways, wanted, strict=True):
+        np.testing.assert_array_equal(value, right)
+        np.testing.assert_array_equal(found, tangent)

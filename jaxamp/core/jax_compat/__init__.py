@@ -36,6 +36,7 @@ from jaxamp.core.jax_compat.derivative_rules import backward_results as backward
 from jaxamp.core.jax_compat.derivative_rules import bind_custom_jvp as bind_custom_jvp
 from jaxamp.core.jax_compat.derivative_rules import bind_custom_vjp as bind_custom_vjp
 from jaxamp.core.jax_compat.derivative_rules import jvp_rule as jvp_rule
+from jaxamp.core.jax_compat.derivative_rules import linearize_by as linearize_by
 from jaxamp.core.jax_compat.derivative_rules import refuse_captured as refuse_captured
 from jaxamp.core.jax_compat.derivative_rules import transpose as transpose
 from jaxamp.core.jax_compat.lowering import before_barrier as before_barrier

@@ -12,6 +12,21 @@ from jax.extend.core import JaxprEqn, Primitive
 from jaxamp.core.jax_compat.release import JAX
 
 
+def linearize_by(primitive: Primitive, linearize: Callable[..., tuple[Any, bool, Any]]) -> None:
+    """Have JAX linearize a primitive by a rule, where it else evaluates its JVP in part each time.
+
+    The rule gets which operands have tangents, and the operands. It returns the result, whether
+    that has a tangent, and what computes it from those of the operands.
+    """
+    structured = (None,) if JAX >= (0, 11) else ()  # residuals of another kind, since 0.11
+
+    def rule(_: bool, moving: Sequence[bool], *primals: Any, **params: Any) -> Any:
+        out, moves, along = linearize(moving, *primals, **params)
+        return out, moves, (), *structured, lambda *given: along(*given[1 + len(structured) :])
+
+    _ad.primitive_linearizations[primitive] = rule
+
+
 def bind_custom_jvp(
     eqn: JaxprEqn,
     operands: Sequence[Any],

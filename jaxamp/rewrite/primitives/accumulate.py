@@ -146,8 +146,21 @@ def _on_gpu(*values: Any, how: Contraction, rounded: Any) -> Any:
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, how: Contraction, rounded: Any
 ) -> tuple[Any, Any]:
-    """Apply bilinearity: a term for each of the two operands that has a tangent."""
     out = accumulate_p.bind(*primals, how=how, rounded=rounded)
+    return out, _along(out, primals, tangents, how, rounded)
+
+
+def _linearize(moving: Sequence[bool], *primals: Any, how: Contraction, rounded: Any) -> Any:
+    out = accumulate_p.bind(*primals, how=how, rounded=rounded)
+    direct, originals = split_originals(moving, rounded)
+    moves = any(originals.get(index, direct[index]) for index in range(2))
+    return out, moves, lambda *tangents: _along(out, primals, tangents, how, rounded)
+
+
+def _along(
+    out: Any, primals: Sequence[Any], tangents: Sequence[Any], how: Contraction, rounded: Any
+) -> Any:
+    """Apply bilinearity: a term for each of the two operands that has a tangent."""
     operands, _ = split_originals(primals, rounded)
     direct, originals = split_originals(tangents, rounded)
     terms = []
@@ -156,7 +169,7 @@ def _jvp(
         if not isinstance(tangent, ad.Zero):
             replaced = [tangent if i == index else x for i, x in enumerate(operands)]
             terms.append(accumulate_p.bind(*replaced, how=how, rounded=()))
-    return out, reduce(ad.add_tangents, terms, jax_compat.symbolic_zero_like(out))
+    return reduce(ad.add_tangents, terms, jax_compat.symbolic_zero_like(out))
 
 
 def _transpose(cotangent: Any, *values: Any, how: Contraction, rounded: Any) -> list[Any]:
@@ -221,6 +234,7 @@ _LOWERED = {None: _direct, "cpu": _on_cpu, "cuda": _on_gpu, "rocm": _on_gpu}
 
 
 define(accumulate_p, _on_cpu, _type, _batch, _jvp, _LOWERED)
+jax_compat.linearize_by(accumulate_p, _linearize)
 ad.primitive_transposes[accumulate_p] = _transpose
 jax_compat.check_nans(accumulate_p, lambda params: params["how"].primitive.name)
 ORIGINALS[accumulate_p] = _original
