@@ -322,6 +322,20 @@ def test_what_is_elementwise_of_several_has_no_barrier_on_gpu(
     assert order[0] == "a" or counts[1] > counts[3]
 
 
+def test_a_gate_beside_its_other_factor_has_no_barrier_on_gpu(large: Any) -> None:
+    """Alone recomputed, it may be a part of the same product as the factor."""
+
+    def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
+        gate, grow, shrink = weights
+        return jnp.square((jax.nn.silu(x @ gate) * (x @ grow)) @ shrink).sum()
+
+    def alone(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.square(jax.nn.silu(x @ weights[0]) @ weights[2]).sum()
+
+    counts = [barriers(amp(jax.grad(fn), POLICY), large, "cuda") for fn in (loss, alone)]
+    assert counts == [0, 1]
+
+
 @pytest.mark.parametrize("rows", [4096, 64])
 def test_lookups_by_the_same_indices_are_not_one_kernel_on_gpu(rows: int) -> None:
     """Each layer's indices stand behind a barrier of their own, where rows are many."""

@@ -7,11 +7,11 @@ write. There is a primitive for each way to lower a group; all have one name.
 Without a barrier, XLA merges the forward pass with its recomputation (common subexpression
 elimination) and keeps the float32 values in memory. Only large operands of the recomputation need
 one, as only they make large values; a barrier before a small one would cost a kernel. Nor do those
-of a group without a reduction, where they are several that XLA may have made in one product: behind
-a barrier each would be copied out of that, and what is elementwise is computed in each kernel that
-reads it. Cotangents that are summed over columns are in memory before the sum, where they are read
-again after it, so they get one as well; those summed over rows stay in the kernel, and so do those
-whose sum is a result, as that of a bias is.
+of a group without a reduction, where they are several that XLA may have made in one product, or one
+beside the other factor of a gate: behind a barrier each would be copied out of that, and what is
+elementwise is computed in each kernel that reads it. Cotangents that are summed over columns are in
+memory before the sum, where they are read again after it, so they get one as well; those summed
+over rows stay in the kernel, and so do those whose sum is a result, as that of a bias is.
 
 There are none on a TPU. XLA:TPU fuses a softmax or norm with the products around it, and chooses
 itself what to keep; with barriers it stored the float32 insides in both passes, twice the bytes of
@@ -141,7 +141,8 @@ def needs_barrier(
     largest = max(size for size, is_read in zip(sizes, recomputed, strict=True) if is_read)
     large = [size * _RATIO >= largest for size in sizes]
     read = list(map(operator.and_, large, recomputed))
-    if largest < (LARGE if reduces or sum(read) == 1 else _JOINED):
+    is_alone = sum(read) == 1 and sum(large) < 3  # a cotangent comes from elsewhere
+    if largest < (LARGE if reduces or is_alone else _JOINED):
         return [False] * len(sizes)
     return large if others else read
 
