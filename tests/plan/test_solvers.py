@@ -201,3 +201,15 @@ def test_steps_of_gauss_end_where_they_do_in_float32(solve: Program) -> None:
     image = seen(jnp.concatenate([jnp.full(3, 0.05), shift]))
     start = jnp.concatenate([jnp.zeros(3), shift + 0.2])
     assert jnp.abs(amp(located)(start, image) - located(start, image)).max() < 1e-5
+
+
+def test_a_preconditioned_gradient_is_narrow() -> None:
+    """A matrix for one axis of a layer's weights, which a step subtracts the solution from."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        gradient = jax.grad(lambda w: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2))(w)
+        return w - jnp.linalg.solve(x.T @ x + jnp.eye(SIDE), gradient)
+
+    decisions = plan_of(step)(SQUARE, FIELD[0, ..., 0]).decisions()
+    layers = [d for d in decisions if d.primitive == "dot_general"][:2]
+    assert [d.operand for d in layers] == [Precision.BF16] * 2

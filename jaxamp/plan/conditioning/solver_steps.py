@@ -2,7 +2,8 @@
 
 A solution is as good as its right-hand side, which may be rounded like any other value. A step of
 Newton's method, or Gauss's, is added to what its right-hand side was made from: steps end where the
-residual is zero as it is computed, however exact each step is.
+residual is zero as it is computed, however exact each step is. A gradient that is solved for with a
+matrix for one of its axes is none: it is preconditioned, as by Kronecker factors, and leads there.
 """
 
 from __future__ import annotations
@@ -22,8 +23,15 @@ _SOLVERS = (Trait.SOLVER, Trait.LINALG)
 
 def find_solver_steps(graph: Graph, products: Sequence[Node]) -> dict[Node, Constraint]:
     """Return the products of such residuals, each with why."""
-    solves = [n for n in graph.nodes if n.trait in _SOLVERS and len(n.ins) > 1]
+    solves = [n for n in graph.nodes if n.trait in _SOLVERS and _has_one_side(graph, n)]
     return {product: STEP for solve in solves for product in _residual(graph, solve, products)}
+
+
+def _has_one_side(graph: Graph, solve: Node) -> bool:
+    """Return whether there is one right-hand side for each matrix."""
+    *others, side = solve.ins
+    matrices = (v for v in others if graph.kinds[v] == "f" and graph.avals[v].ndim > 1)
+    return any(graph.sizes[v] == graph.sizes[side] * graph.avals[v].shape[-1] for v in matrices)
 
 
 def _residual(graph: Graph, solve: Node, products: Sequence[Node]) -> Iterator[Node]:
