@@ -1,12 +1,14 @@
 """Skip, and do not stop at, test modules whose libraries cannot be imported here.
 
 Tests import flax, haliax, numpyro and others at the top, as users do. One that is missing, or that
-raises when it is imported beside this JAX, costs the modules that need it and no other. What jaxamp
-itself depends on is not forgiven: without it there is nothing to test.
+raises when it is imported beside this JAX, costs the modules that need it and no other; one that
+asks JAX for a name that this JAX lacks, the tests that call it. What jaxamp itself depends on is
+not forgiven: without it there is nothing to test.
 """
 
 from __future__ import annotations
 
+import doctest
 import re
 import sys
 import tomllib
@@ -70,6 +72,33 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
         words = f"Skipped: {library} cannot be imported here: {_first_line(error)}"
         report.outcome, report.longrepr = "skipped", (str(collector.path), 1, words)
         del report.call
+    return report
+
+
+def asked_in_vain(error: BaseException) -> str | None:
+    """Name the library that asked JAX for a name that it lacks, None where we or nobody did."""
+    if not (isinstance(error, AttributeError) and isinstance(error.obj, ModuleType)):
+        return None
+    if error.obj.__name__.partition(".")[0] != "jax":
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames]
+    asked = [frame for frame, name in zip(frames, names, strict=True) if name != "jax"][-1]
+    library = asked.f_globals.get("__name__", "").partition(".")[0]
+    return None if _is_ours(Path(asked.f_code.co_filename)) or library == "pytest" else library
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Turn the failure of a library that this JAX has left behind into a skip, in words."""
+    report = yield
+    error = call.excinfo.value if report.failed and call.excinfo else None
+    if isinstance(error, doctest.UnexpectedException):
+        error = error.exc_info[1]
+    library = asked_in_vain(error) if error is not None else None
+    if library is not None:
+        words = f"Skipped: {library} does not run on this JAX: {_first_line(error)}"
+        report.outcome, report.longrepr = "skipped", (str(item.path), 1, words)
     return report
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.libraries import ROOT, broken_library
+from tests.libraries import ROOT, asked_in_vain, broken_library
 
 
 def _plant(folder: Path, name: str, source: str) -> None:
@@ -83,3 +83,17 @@ def test_a_library_that_lacks_an_attribute_is_named() -> None:
 def test_no_other_error_is_forgiven(statement: str) -> None:
     """Ours, calls of a library, and what jaxamp cannot do without."""
     assert broken_library(_raised(statement)) is None
+
+
+def test_a_library_that_jax_has_left_behind_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one whose own line asked; not what it was asked with, and not a name of its own."""
+    _plant(tmp_path, "left_behind", "import jax\ndef f(): jax.gone\ndef g(): f.gone")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert asked_in_vain(_raised("import left_behind as p; p.f()")) == "left_behind"
+    assert asked_in_vain(_raised("import left_behind as p; p.g()")) is None
+    assert asked_in_vain(_raised("import jax; jax.gone")) is None
+    assert asked_in_vain(_raised("import jax.core; jax.core.gone")) is None
+    assert asked_in_vain(_raised("1 / 0")) is None
