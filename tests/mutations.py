@@ -456,8 +456,8 @@ MUTATIONS = (
     ),
     Mutation(
         "plan/loop_invariants.py",
-        "return tuple(InputCast(i, precision) for i, precision in casts if precision)",
-        "return ()",
+        "return (*(InputCast(i, p) for i, p in casts if p not in (None, Precision.F32)), *narrow)",
+        "return (*narrow,)",
         "tests/plan/test_loop_invariants.py",
     ),
     Mutation(

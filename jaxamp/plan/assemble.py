@@ -16,6 +16,7 @@ from jaxamp.plan.decision import (
     EquationPlan,
     Ground,
     Hints,
+    InputCast,
     JaxprPlan,
     OperandRead,
     RematerializedInput,
@@ -23,11 +24,7 @@ from jaxamp.plan.decision import (
 )
 from jaxamp.plan.findings import Findings, Precisions, Steering
 from jaxamp.plan.graph.graph import Frame, Nest, Node, Role
-from jaxamp.plan.loop_invariants import (
-    find_invariant_casts,
-    find_wide_invariants,
-    other_operands,
-)
+from jaxamp.plan.loop_invariants import find_invariant_forms
 from jaxamp.plan.precision.choose import Choice
 
 
@@ -95,17 +92,13 @@ class _Assembler:
             ]
         units = [] if fused else self.steering.units.get(frame, ())
         made = tuple((r.var, *map(id, (m.eqn for m in r.equations))) for r in rematerialized)
-        casts = find_invariant_casts(frame.jaxpr, plans, invariants)
-        wide = find_wide_invariants(inputs, invariants)
-        arriving = inputs, made, casts, wide
+        forms = find_invariant_forms(frame.jaxpr, plans, inputs[:invariants])
+        arriving = inputs, made, forms
         key = id(frame.jaxpr), arriving, tuple(returned), tuple(plans), tuple(map(tuple, units))
         if key not in self._shared:
             plan = self._make(frame, inputs, returned, plans, units)
             self._shared[key] = replace(
-                plan,
-                rematerialized=tuple(rematerialized),
-                invariant_casts=casts,
-                wide_invariants=wide,
+                plan, rematerialized=tuple(rematerialized), invariant_forms=forms
             )
         return self._shared[key]
 
@@ -184,7 +177,9 @@ class _Assembler:
         wired = loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
         inner = self._plans_inside(nest, wired, fused=fused)
         storage = self.inside if fused else self.stored
-        casts, wide = other_operands(wired, inner[-1]) if wired else ((), ())
+        # The inputs of a body are the operands that follow the invariants of the loop's test.
+        forms = inner[-1].invariant_forms if wired else ()
+        first = wired.test_invariants if wired else 0
         entering = self.original if nest.keeps_signature else storage
         return self._shared_plan(
             reads=tuple([OperandRead(entering[v], self.own_casts[v]) for v in nest.entries]),
@@ -195,8 +190,7 @@ class _Assembler:
                 lone=nest in self.steering.lone,
             ),
             inner=inner,
-            invariant_casts=casts,
-            wide_invariants=wide,
+            invariant_forms=tuple(InputCast(first + i, precision) for i, precision in forms),
         )
 
     def _plans_inside(

@@ -107,10 +107,8 @@ class EquationPlan:
       accumulation: precision of the arithmetic inside; ``None`` where there is none.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
       form: what a feature has emitted in place of the primitive, of operands so cast.
-      invariant_casts: casts of a loop's invariants that the loop gets for its body; indices are
-        those of its operands.
-      wide_invariants: narrow invariants of a loop, as indices of its operands, that it gets in f32
-        as well: their cotangents are summed over iterations in f32.
+      invariant_forms: other forms of a loop's invariants, which the loop gets beside them for its
+        body; indices are those of its operands.
     """
 
     reads: tuple[OperandRead, ...]
@@ -119,8 +117,7 @@ class EquationPlan:
     accumulation: Precision | None = None
     inner: tuple[JaxprPlan, ...] = ()
     form: Form | None = None
-    invariant_casts: tuple[InputCast, ...] = ()
-    wide_invariants: tuple[int, ...] = ()
+    invariant_forms: tuple[InputCast, ...] = ()
 
     @property
     def unchanged(self) -> bool:
@@ -143,8 +140,7 @@ class EquationPlan:
         """
         stored: tuple[tuple[int, None], ...] = tuple((i, None) for i in self.originals)
         moved = ((0, self.hints.moved_rounding),) if self.hints.moved_rounding else ()
-        wide = tuple((i, Precision.F32) for i in self.wide_invariants)
-        return (*stored, *moved, *self.invariant_casts, *wide)
+        return (*stored, *moved, *self.invariant_forms)
 
 
 class Ground(NamedTuple):
@@ -321,10 +317,8 @@ class JaxprPlan:
       unchanged: whether nothing in it is narrow, so that the jaxpr is emitted as it is.
       steps: units to emit, in order: single equations by their index, and calls of fused groups.
       rematerialized: inputs that are computed rather than read, as that costs less.
-      invariant_casts: of a loop's body: casts of invariants that it gets beside them; indices are
-        those of its inputs.
-      wide_invariants: of a loop's body: narrow invariants, as indices of its inputs, that it gets
-        in f32 as well: their cotangents are summed over iterations in f32.
+      invariant_forms: of a loop's body: other forms of invariants that it gets beside them (see
+        ``loop_invariants``); indices are those of its inputs.
     """
 
     inputs: tuple[Precision | None, ...]
@@ -333,8 +327,7 @@ class JaxprPlan:
     unchanged: bool
     steps: tuple[int | FusionCall, ...]
     rematerialized: tuple[RematerializedInput, ...] = ()
-    invariant_casts: tuple[InputCast, ...] = ()
-    wide_invariants: tuple[int, ...] = ()
+    invariant_forms: tuple[InputCast, ...] = ()
 
     def walk(self) -> Iterator[Decision]:
         """Yield every decision, nested ones after the equation that holds them."""

@@ -114,6 +114,22 @@ class Environment:
         for var, value in zip(variables, casts, strict=False):
             self._casts[var, Precision.parse(value.dtype)] = value
 
+    def enter_form(self, var: Var, precision: Precision, form: Any) -> None:
+        """Store another form of a value: a cast, or in f32 what its cotangents are added up for."""
+        if precision is not Precision.F32:
+            self._casts[var, precision] = form
+            return
+        narrow = self._values[var]
+        self._widened[var, narrow.dtype] = form
+        self._values[var] = differentiated_as(narrow, form)
+
+    def read_form(self, atom: Any, precision: Precision) -> Any:
+        """Return a form of a value to enter for the body of a loop."""
+        if precision is Precision.F32 and isinstance(atom, Var):
+            wide = self._widened.get((atom, self._values[atom].dtype))
+            return self.read(atom, precision) if wide is None else wide
+        return self.read(atom, precision)
+
     def read_operand(self, atom: Any, read: OperandRead) -> Any:
         """Return an operand as an equation reads it."""
         value = self._read_operand(atom, read)

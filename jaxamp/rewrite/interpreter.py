@@ -13,7 +13,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.jaxprs.nested import nested
 from jaxamp.plan import Decision, EquationPlan, Fusion, FusionCall, JaxprPlan, RematerializedInput
-from jaxamp.rewrite.environment import Environment, differentiated_as
+from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
 
 # What a primitive raises when it does not accept the dtypes that it is given.
@@ -37,8 +37,7 @@ def interpret(
     consts: Sequence[Any],
     args: Sequence[Any],
     *,
-    casts: Sequence[Any] = (),
-    wides: Sequence[Any] = (),
+    forms: Sequence[Any] = (),
 ) -> list[Any]:
     """Emit a jaxpr, equation by equation, in the precisions of its plan.
 
@@ -48,8 +47,7 @@ def interpret(
       plan: its plan.
       consts: values of its constants.
       args: its arguments, in the precisions of ``plan.inputs``.
-      casts: the casts of arguments that are ``plan.invariant_casts``.
-      wides: f32[...] forms of the arguments that are ``plan.wide_invariants``.
+      forms: other forms of arguments: ``plan.invariant_forms``.
 
     Returns:
       Its results, in the precisions of ``plan.outputs``.
@@ -60,9 +58,8 @@ def interpret(
     env = Environment(context.emitter)
     env.enter(jaxpr.constvars, consts)
     env.enter(jaxpr.invars, args)
-    env.enter_casts([jaxpr.invars[i] for i, _ in plan.invariant_casts], casts)
-    narrow = [jaxpr.invars[i] for i in plan.wide_invariants]
-    env.enter(narrow, map(differentiated_as, [env.read(var, None) for var in narrow], wides))
+    for (i, precision), form in zip(plan.invariant_forms, forms, strict=True):
+        env.enter_form(jaxpr.invars[i], precision, form)
     rematerialized = plan.rematerialized
     env.enter([r.var for r in rematerialized], map(_rematerialize, rematerialized))
     for step in plan.steps:
@@ -116,8 +113,7 @@ def rule_context(
         decision=decision,
         originals={i: env.read(operands[i], None) for i in plan.originals},
         rounding=None if moved is None else env.read(operands[0], moved),
-        invariant_casts=[env.read(operands[i], p) for i, p in plan.invariant_casts],
-        wide_invariants=[env.read(operands[i], Precision.F32) for i in plan.wide_invariants],
+        invariant_forms=[env.read_form(operands[i], p) for i, p in plan.invariant_forms],
     )
 
 
@@ -156,18 +152,13 @@ def _rewrite(context: RewriteContext, closed: ClosedJaxpr, plan: JaxprPlan) -> C
     if plan.unchanged:
         return closed
     if plan not in context.rewritten:
-        jaxpr, first = closed.jaxpr, len(plan.invariant_casts)
-        own = first + len(plan.wide_invariants)
+        jaxpr, own = closed.jaxpr, len(plan.invariant_forms)
 
         def body(*args: Any) -> list[Any]:
-            casts, wides = args[:first], args[first:own]
-            return interpret(
-                context, jaxpr, plan, closed.consts, args[own:], casts=casts, wides=wides
-            )
+            return interpret(context, jaxpr, plan, closed.consts, args[own:], forms=args[:own])
 
         arriving: list[tuple[Any, Precision | None]]
-        arriving = [(jaxpr.invars[i], precision) for i, precision in plan.invariant_casts]
-        arriving += [(jaxpr.invars[i], Precision.F32) for i in plan.wide_invariants]
+        arriving = [(jaxpr.invars[i], precision) for i, precision in plan.invariant_forms]
         arriving += zip(jaxpr.invars, plan.inputs, strict=True)
         avals = [_stored_aval(var.aval, precision) for var, precision in arriving]
         context.rewritten[plan] = jax_compat.trace_to_jaxpr(body, avals, jaxpr.debug_info)

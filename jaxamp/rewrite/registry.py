@@ -57,8 +57,7 @@ class RuleContext:
       originals: for a contraction, per index of an operand that is the rounding of a boundary
         value: that value, f32[...]. The contraction is differentiated with respect to it.
       rounding: for an equation that moves a value and its rounding alike: the rounding.
-      invariant_casts: for a loop, one array for each of `EquationPlan.invariant_casts`.
-      wide_invariants: for a loop, f32[...] for each of `EquationPlan.wide_invariants`.
+      invariant_forms: for a loop, one array for each of `EquationPlan.invariant_forms`.
     """
 
     rewrite: RewriteContext
@@ -66,8 +65,7 @@ class RuleContext:
     decision: Decision
     originals: Mapping[int, Any] = field(default_factory=dict)
     rounding: Any = None
-    invariant_casts: Sequence[Any] = ()
-    wide_invariants: Sequence[Any] = ()
+    invariant_forms: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)

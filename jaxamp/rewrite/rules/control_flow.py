@@ -91,7 +91,7 @@ def scan(context: RuleContext, *operands: Any) -> Sequence[Any]:
 
     Other forms of invariants become invariants of the new loop.
     """
-    forms = [*context.invariant_casts, *context.wide_invariants]
+    forms = context.invariant_forms
     layout = jax_compat.scan_with_invariants(context.eqn, len(forms))
     return bind_nested(context.eqn, [*forms, *operands], rewritten_bodies(context), **layout)
 
@@ -99,7 +99,7 @@ def scan(context: RuleContext, *operands: Any) -> Sequence[Any]:
 @rewrites("while")
 def while_loop(context: RuleContext, *operands: Any) -> Sequence[Any]:
     """Rewrite the body; the carry keeps its dtype, and the test is left in f32."""
-    forms = [*context.invariant_casts, *context.wide_invariants]
+    forms = context.invariant_forms
     wired = loop(context.eqn)
     tested, fixed, carries, _ = wired.parts(operands)
     given, count = [*tested, *forms, *fixed, *carries], wired.invariants + len(forms)
