@@ -159,8 +159,6 @@ def _computed(
     ]
     if any(place is not None for place in step.places):
         operands[1] = _within_chunk(operands[1], step)
-    if name == "sharding_constraint" and not _divides(eqn.params["sharding"], operands[0]):
-        return operands
     if flow.result is None or name == "pad":
         filling = operands[1] if name == "pad" else 0
         for i, rows in enumerate(flow.operands):
@@ -174,15 +172,6 @@ def _computed(
         turned = tuple(tuple(1 - i for i in axes) if turn else axes for axes, turn in sides)
         params["dimension_numbers"] = turned, batch
     return jax_compat.bind(eqn, operands, **params)
-
-
-def _divides(sharding: Any, array: Any) -> bool:
-    """Return whether devices can have equal parts of a chunk."""
-    try:
-        sharding.shard_shape(array.shape)
-    except ValueError:
-        return False
-    return True
 
 
 def _present(array: Any, rows: Rows, tokens: Any) -> Any:

@@ -79,6 +79,20 @@ def test_auto_meshes(tokens, words, order):
     assert _gathered(texts[0]) <= _gathered(texts[1])
 
 
+def test_a_constraint_that_cannot_divide_a_chunk():
+    """Six tokens of a chunk lie on eight devices."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    x, w, labels = _operands()
+    operands = x[0, :24], w, labels[0, :24]
+
+    def loss(x, w, labels):
+        logits = jax.lax.with_sharding_constraint(x @ w, NamedSharding(mesh, P("data")))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    assert _losses(jaxamp.plan_of(loss, POLICY)(*operands))[0].chunks == 4
+    _close(jax.jit(jaxamp.amp(loss, POLICY))(*operands), _loss(*operands))
+
+
 @pytest.mark.parametrize("is_checked", [True, False])
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 def test_in_a_shard_map(order, is_checked):
