@@ -105,14 +105,10 @@ def _find_rounded(jaxpr: Jaxpr) -> dict[Any, Any]:
         elif eqn.primitive is lax.convert_element_type_p and _is_narrow(eqn.params["new_dtype"]):
             found = {eqn.params["new_dtype"]}
         for var in eqn.invars:
-            if isinstance(var, Var) and _dtype(var) == np.float32:
+            if isinstance(var, Var) and getattr(var.aval, "dtype", None) == np.float32:
                 wanted.setdefault(var, set()).update(found)
     alone = {var: found for var, found in wanted.items() if len(found) == 1}
     return {var: dtype for var, (dtype,) in alone.items() if dtype is not None}
-
-
-def _dtype(atom: Any) -> Any:
-    return getattr(atom.aval, "dtype", None)
 
 
 def _is_narrow(dtype: Any) -> bool:
@@ -161,7 +157,10 @@ def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     if not isinstance(array, _Wide):
         return None
     if eqn.primitive is lax.pad_p:
-        return _padded(eqn, array) if _keeps_zeros(eqn, array) else None
+        if not _keeps_zeros(eqn, array):
+            return None
+        zero = np.zeros((), array.narrow.dtype)
+        return [replace(array, narrow=lax.pad(array.narrow, zero, eqn.params["padding_config"]))]
     if eqn.primitive is lax.concatenate_p:
         parts = [x.narrow for x in operands if isinstance(x, _Wide) and not x.steps]
         is_one_kind = len(parts) == len(operands) and len({x.dtype for x in parts}) == 1
@@ -177,11 +176,6 @@ def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
             for x, y in zip(found, beside, strict=True)
         ]
     return found
-
-
-def _padded(eqn: JaxprEqn, array: _Wide) -> list[Any]:
-    zero = np.zeros((), array.narrow.dtype)
-    return [replace(array, narrow=lax.pad(array.narrow, zero, eqn.params["padding_config"]))]
 
 
 def _keeps_zeros(pad: JaxprEqn, array: _Wide) -> bool:
