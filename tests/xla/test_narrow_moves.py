@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxamp import amp
+import jaxamp
+from jaxamp import PrecisionPolicy, amp
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import evaluate
+from jaxamp.xla.hints.techniques import Technique
 from jaxamp.xla.primitives.narrow_moves import narrow_moves
 
 NARROW, WIDE = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
@@ -126,3 +128,22 @@ def test_a_group_may_call_what_holds_an_array() -> None:
 
     traced = jax.jit(jax.grad(amp(heads))).trace(jnp.ones((64, 32)), jnp.ones((32, 32)))
     assert "stablehlo.tanh" in traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+@pytest.mark.deviceless
+def test_a_depthwise_convolution_moves_half_of_the_bytes() -> None:
+    """Compiled for a v5e, where products, shifts and cotangents were stored in float32."""
+
+    def loss(w: jax.Array, taps: jax.Array, x: jax.Array) -> jax.Array:
+        y = jnp.pad(x @ w, ((0, 0), (3, 0), (0, 0)))
+        filtered = sum(taps[i] * y[:, i : i + 2048] for i in range(4))
+        return ((jax.nn.silu(filtered) @ w.T) ** 2).mean()
+
+    policy = PrecisionPolicy.MIXED_BF16
+    off = policy.replace(xla=policy.xla - {Technique.NARROW_MOVES})
+    shapes = (768, 1536), (4, 1536), (4, 2048, 768)
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    gradient = jax.grad(loss, argnums=(0, 1))
+    found = jaxamp.estimate(gradient, policy, others=[off], target="v5e")(*args)
+    moved = {row.policy: row.bytes for row in found.compiled}
+    assert 0 < 2 * moved[str(policy)] < moved[str(off)], moved
