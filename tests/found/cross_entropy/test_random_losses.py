@@ -122,7 +122,7 @@ def _check(spelling, order):
     closed = jax.make_jaxpr(fn)(*args)
 
     def chunks(sizes, word, program):
-        return min(spelling.chunks, sizes.tokens)
+        return min(spelling.chunks, sizes.tokens * sizes.devices)
 
     with mock.patch.object(losses, "chunks_for", chunks):
         found = losses.chunk_losses(closed, CHUNKED)
