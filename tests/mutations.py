@@ -455,7 +455,7 @@ MUTATIONS = (
         "tests/plan/test_loop_invariants.py",
     ),
     Mutation(
-        "plan/loop_invariants.py",
+        "plan/assemble.py",
         "return (*(InputCast(i, p) for i, p in casts if p not in (None, Precision.F32)), *narrow)",
         "return (*narrow,)",
         "tests/plan/test_loop_invariants.py",

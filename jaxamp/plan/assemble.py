@@ -6,9 +6,9 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jax.extend.core import Var
+from jax.extend.core import Jaxpr, Var
 
-from jaxamp.core.formats import Precision
+from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs.nested import RULED, Loop, loop
 from jaxamp.plan.decision import (
@@ -24,7 +24,6 @@ from jaxamp.plan.decision import (
 )
 from jaxamp.plan.findings import Findings, Precisions, Steering
 from jaxamp.plan.graph.graph import Frame, Nest, Node, Role
-from jaxamp.plan.loop_invariants import find_invariant_forms
 from jaxamp.plan.precision.choose import Choice
 
 
@@ -251,6 +250,32 @@ class _Assembler:
         if is_recomputed and self.groups and self.groups.are_together(node, value):
             return None
         return self.readings.copy_for(value, node)
+
+
+def find_invariant_forms(
+    jaxpr: Jaxpr, plans: Sequence[EquationPlan], invariants: Sequence[Precision | None]
+) -> tuple[InputCast, ...]:
+    """Return other forms of a loop's invariants, which the loop gets beside its own operands.
+
+    A body that reads a cast of an invariant gets the cast, which is computed once, outside. A body
+    that gets an invariant narrow gets it in float32 too: its cotangents are summed over iterations,
+    and have the dtype of their primal value.
+
+    Args:
+      jaxpr: the body.
+      plans: those of its equations.
+      invariants: precisions of its first inputs, which are the same in every iteration.
+    """
+    if not invariants:
+        return ()
+    read = {
+        eqn.invars[index]: precision or plan.reads[index].precision
+        for eqn, plan in zip(jaxpr.eqns, plans, strict=True)
+        for index, precision in plan.second_reads
+    }
+    casts = ((i, read.get(var)) for i, var in enumerate(jaxpr.invars[: len(invariants)]))
+    narrow = [InputCast(i, Precision.F32) for i, p in enumerate(invariants) if is_narrow(p)]
+    return (*(InputCast(i, p) for i, p in casts if p not in (None, Precision.F32)), *narrow)
 
 
 def _of(values: Sequence[int], storage: Precisions) -> tuple[Precision | None, ...]:

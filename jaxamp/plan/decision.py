@@ -318,7 +318,7 @@ class JaxprPlan:
       steps: units to emit, in order: single equations by their index, and calls of fused groups.
       rematerialized: inputs that are computed rather than read, as that costs less.
       invariant_forms: of a loop's body: other forms of invariants that it gets beside them (see
-        ``loop_invariants``); indices are those of its inputs.
+        ``assemble``); indices are those of its inputs.
     """
 
     inputs: tuple[Precision | None, ...]

@@ -48,17 +48,21 @@ def _is_scaled_down(graph: Graph, uses: Uses, value: int) -> bool:
 
     On other ways, such as that to a loss, it is float32 anyway.
     """
-    ways, scaled = [(value, 1.0)], False
+    ways, scales, scaled = [(value, 1.0)], dict[int, float](), False
     for read, scale in ways:
+        if scale <= scales.get(read, 0):  # a way of a larger factor leads here
+            continue
+        scales[read] = scale
         for reader in graph.readers[read]:
             if not any(uses.reaches[v] for v in reader.outs):
                 continue
             by = 1.0 if reader.name in _SIGNS else factor(graph, read, reader)
             if by is None:
                 return False
-            scaled |= abs(scale * by) < 1
-            if abs(scale * by) >= 1:
-                ways += [(v, scale * by) for v in reader.outs]
+            if abs(scale * by) < 1:
+                scaled = True
+            else:
+                ways += [(v, abs(scale * by)) for v in reader.outs]
     return scaled
 
 

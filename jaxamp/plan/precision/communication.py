@@ -73,7 +73,8 @@ def find_communication(
         for source, out in forwarded(node, choices, _FORWARDING):
             is_buffered = node.link is Link.STACK or stored[source] is not F32
             if node in senders and stored[source] is F32 and wanted[out] is not F32:
-                found[node] = _sent(wanted[out])
+                reason = f"sent in {wanted[out].short}: every reader casts it to that"
+                found[node] = Choice(F32, wanted[out], reason, None, wanted[out])
                 is_buffered = _is_buffered(graph, choices, saved, out)
             elif source not in arrived:
                 continue
@@ -133,11 +134,6 @@ def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> b
     return reader.link is not Link.INVARIANT and all(
         _is_read_once(graph, choices, out) for out in outs
     )
-
-
-def _sent(low: Precision) -> Choice:
-    reason = f"sent in {low.short}: every reader casts it to that"
-    return Choice(F32, low, reason, None, low)
 
 
 def narrow_varying(

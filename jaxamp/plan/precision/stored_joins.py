@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
@@ -22,7 +21,6 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
 _NONE, _SEVERAL = -1, -2
-_OF_ONE = (Trait.EXACT, *COSTLY)  # a softmax sums an exponential, masked perhaps, in one kernel
 
 
 def store_joins(flow: Dataflow) -> None:
@@ -70,13 +68,12 @@ class _Joins:
             self.computed_from[value] = joined
         if not self.regions.fused[value]:
             return
-        large = [v for v in parts if _is_large(self.graph, v, value)]
-        is_costly = node.trait in COSTLY or union(self.costly, large)
+        is_costly = node.trait in COSTLY or union(self.costly, parts)
         is_mixed = (
             union(self.mixed, parts) or len({self.computed_from[v] for v in parts} - {_NONE}) > 1
         )
         is_joined = joined == _SEVERAL or bool(is_costly and is_mixed)
-        is_summed = is_costly and node.trait not in _OF_ONE and self._is_summed(value)
+        is_summed = is_costly and self._is_summed(value)
         if (is_joined and is_summed) or self._is_stored(value, is_joined, bool(is_costly)):
             self._store(value)
             joined = value
@@ -89,7 +86,7 @@ class _Joins:
         self.regions.fused[value] = self.normalized[value] = 0
         graph, source = self.graph, self.graph.moved_from.get(value, value)
         is_whole = source != value and graph.sizes[source] == graph.sizes[value]
-        if is_whole and self.regions.fused[source] and len(graph.readers[source]) == 1:
+        if is_whole and len(graph.readers[source]) == 1:
             self._store(source)
 
     def _join(self, value: int, parts: tuple[int, ...]) -> int:

@@ -85,3 +85,17 @@ def test_gram_matrices_whose_difference_is_squared_and_scaled_are_finite() -> No
     exact = np.asarray(jax.grad(style)(W[0], 150 * X), np.float64)
     off = np.linalg.norm(np.float64(amp(jax.grad(style), "auto_mixed")(W[0], 150 * X)) - exact)
     assert off <= CLASSES["deep"] * jnp.finfo(jnp.float16).eps * np.linalg.norm(exact)
+
+
+def test_ways_to_later_products_are_not_walked_one_by_one() -> None:
+    """Forty forks in a row are a million million ways."""
+
+    def forked(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
+        hidden = x @ w[0]
+        for _ in range(40):
+            hidden = 1.5 * hidden - 1.25 * hidden
+        return (hidden * 1e-9) @ w[1]
+
+    first, *_, last = (d for d in plan_of(forked, "f16")(X, W).decisions() if "dot" in d.primitive)
+    assert first.outputs == (Precision.F32,)
+    assert last.operands == (Precision.F16, Precision.F16)
