@@ -13,7 +13,7 @@ from jaxamp.core.jax_compat.release import JAX
 
 
 def linearize_by(primitive: Primitive, linearize: Callable[..., tuple[Any, bool, Any]]) -> None:
-    """Have JAX linearize a primitive by a rule, where it else evaluates its JVP in part each time.
+    """Register how JAX linearizes a primitive, rather than evaluate its JVP in part each time.
 
     The rule gets which operands have tangents, and the operands. It returns the result, whether
     that has a tangent, and what computes it from those of the operands.
