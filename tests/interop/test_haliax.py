@@ -16,11 +16,6 @@ from jaxamp.policy.context import current_policy
 from jaxamp.policy.dtype_roles import cast_floating
 from tests.ecosystem.haliax_model import loss_fn, make
 
-pytestmark = pytest.mark.skipif(
-    jax.__version_info__ >= (0, 12),
-    reason="haliax asks for jax.core.is_constant_dim, which JAX 0.12 does not have",
-)
-
 
 def distance(tree, reference):
     """The norm of the difference of two trees, as a part of that of the reference."""

@@ -37,9 +37,10 @@ def test_the_readme_is_a_door():
 
 
 def test_ci_runs_the_readme_test_command():
-    """CI runs lint, tests, a sample of the long ones and docs, and stops at a failure."""
+    """CI runs lint, tests on both ends of JAX, samples and docs, and stops at a failure."""
     lines = (ROOT / ".ci/run").read_text().splitlines()
-    assert {"make lint", "make test", "make test-long EVERY=40", "make docs"} <= set(lines)
+    targets = {"lint", "test", "test-long EVERY=40", "docs", "test-newest"}
+    assert {f"make {target}" for target in targets} <= set(lines)
     assert "set -euo pipefail" in lines
 
 
