@@ -7,6 +7,7 @@ each of its operands.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from jaxamp.core.taxonomy import Trait
@@ -192,6 +193,14 @@ class Arrays:
                 flips = node.name.endswith("sub")
                 pairs = [(a, b) for a, s in left for b, t in right if s ^ t ^ flips]
                 yield from dict.fromkeys((*pairs, *((b, a) for a, b in pairs)))
+
+    def distances(self, products: Iterable[Node]) -> Iterator[tuple[int, int]]:
+        """Yield arrays whose distances products make, in sums of few terms."""
+        for node in products:
+            left, right = ([v for v, _ in self._added_up(v)] for v in node.ins[:2])
+            if left[0] != right[0]:
+                pairs = [*itertools.product(left, right)]
+                yield from (*pairs, *((b, a) for a, b in pairs))
 
     def _added_up(self, value: int) -> list[tuple[int, int]]:
         """Return the array of a value, and the nearest terms of its sum, each with its sign."""

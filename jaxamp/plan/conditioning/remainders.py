@@ -5,7 +5,8 @@ Laplacian `degree * x - a @ x` those of neighbours. The matrix may be formed bef
 `diag(degree) - a`, or whatever known numbers add up to nothing in most rows. A Schur complement, as
 the variance of a Gaussian process, is what remains of `c` in `c - k.T @ solve(a, k)`, or of its
 diagonal in `c - sum(k * solve(a, k), 0)`. A solution leaves `b - a @ x`, whatever is added to `x`.
-Two products of one array are as alike, such as means or selected rows.
+Two products of one array are as alike, such as means or selected rows. And distances that squares
+cancel, `|x|² - 2 x @ m.T + |m|²`, are differences of `x` and `m` as well.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SOLVERS = ("custom_linear_solve", "linear_solve", "triangular_solve")
 
 
 def find_remainders(
-    arrays: Arrays, products: Iterable[Node], known: KnownValues
+    arrays: Arrays, products: Iterable[Node], cancelled: Iterable[Node], known: KnownValues
 ) -> dict[Node, Sequence[int]]:
     """Return the products that are subtracted from what they multiply, each with arrays of that."""
     graph = arrays.graph
@@ -41,7 +42,7 @@ def find_remainders(
             found.update(dict.fromkeys((node, *_factors(arrays, node.ins)), node.ins))
             differences.update(node.outs)
     solved = {out for name in _SOLVERS for n in graph.named.get(name, ()) for out in n.outs}
-    for one, other in arrays.differences():
+    for one, other in (*arrays.differences(), *arrays.distances(cancelled)):
         if solved and (read := _multiplied(arrays, other, solved)):
             # Products that a solver reads are float32 whatever their share, and so are these.
             found.update(dict.fromkeys(_factors(arrays, (one, other, *read)), ()))

@@ -12,7 +12,7 @@ program's arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from jaxamp.core.guards import Guard
 from jaxamp.core.semantics import Linear
@@ -50,13 +50,13 @@ def find_residues(
     arrays: Arrays,
     products: Sequence[Node],
     squares: Squares,
-    cancelled: Container[Node],
+    cancelled: Collection[Node],
     known: KnownValues,
 ) -> dict[Node, Constraint]:
     """Return the products of a forward pass of which a residue is needed, each with why."""
     graph = arrays.graph
     products = [n for n in products if not is_backward(n.scope)]
-    remainders = find_remainders(arrays, products, known)
+    remainders = find_remainders(arrays, products, cancelled, known)
     leaving = [n for n in graph.nodes if n.name in _LEAVING or n.semantics.periodic]
     left = {node: found for node in leaving if (found := [*_left(arrays, node)])}
     if not left and not remainders:
