@@ -125,10 +125,10 @@ class Environment:
 
     def read_form(self, atom: Any, precision: Precision) -> Any:
         """Return a form of a value to enter for the body of a loop."""
+        wide = None
         if precision is Precision.F32 and isinstance(atom, Var):
             wide = self._widened.get((atom, self._values[atom].dtype))
-            return self.read(atom, precision) if wide is None else wide
-        return self.read(atom, precision)
+        return self.read(atom, precision) if wide is None else wide
 
     def read_operand(self, atom: Any, read: OperandRead) -> Any:
         """Return an operand as an equation reads it."""

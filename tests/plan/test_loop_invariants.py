@@ -147,3 +147,29 @@ def test_a_cast_of_an_invariant_is_made_outside_of_the_loop() -> None:
     ]
     casts = [e for e in equations(scan.params["jaxpr"].jaxpr) if "convert" in e.primitive.name]
     assert [e.invars[0].aval.shape for e in casts] == [x.shape]  # that of the carry alone
+
+
+def test_a_loop_in_a_loop_gets_what_the_outer_one_got() -> None:
+    """Cotangents of a narrow invariant of both are added up in float32, and not rounded between."""
+
+    def looped(w: jax.Array, x: jax.Array) -> jax.Array:
+        hidden = x @ w
+
+        def step(h: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jnp.tanh((h @ hidden.T) @ hidden), None
+
+        def turn(h: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return lax.scan(step, h, None, length=TURNS)[0] + 1, None
+
+        return lax.scan(turn, x, None, length=TURNS)[0]
+
+    w, x = jnp.ones((WIDTH, WIDTH)), jnp.ones((TOKENS, WIDTH))
+    emitted = equations(jax.make_jaxpr(amp(looped))(w, x).jaxpr)
+    outer = next(e for e in emitted if e.primitive.name == "scan")
+    body: Any = outer.params["jaxpr"].jaxpr
+    invariants = {*body.invars[: outer.params["num_consts"]]}
+    wide = {v for v in invariants if v.aval.dtype == jnp.float32 and v.aval.shape == x.shape}
+    (inner,) = [e for e in body.eqns if e.primitive.name == "scan"]
+    assert len(wide) == 1
+    assert wide <= {*inner.invars}
+    assert not [e for e in body.eqns if "convert" in e.primitive.name and invariants & {*e.invars}]

@@ -192,15 +192,14 @@ class Arrays:
                 left, right = (self._added_up(v) for v in (node.ins[0], node.ins[-1]))
                 flips = node.name.endswith("sub")
                 pairs = [(a, b) for a, s in left for b, t in right if s ^ t ^ flips]
-                yield from dict.fromkeys((*pairs, *((b, a) for a, b in pairs)))
+                yield from _both_ways(pairs)
 
     def distances(self, products: Iterable[Node]) -> Iterator[tuple[int, int]]:
         """Yield arrays whose distances products make, in sums of few terms."""
         for node in products:
             left, right = ([v for v, _ in self._added_up(v)] for v in node.ins[:2])
             if left[0] != right[0]:
-                pairs = [*itertools.product(left, right)]
-                yield from (*pairs, *((b, a) for a, b in pairs))
+                yield from _both_ways([*itertools.product(left, right)])
 
     def _added_up(self, value: int) -> list[tuple[int, int]]:
         """Return the array of a value, and the nearest terms of its sum, each with its sign."""
@@ -213,3 +212,7 @@ class Arrays:
                 pending.append((node.ins[0], sign))
                 pending.append((node.ins[-1], sign ^ node.name.endswith("sub")))
         return terms
+
+
+def _both_ways(pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], None]:
+    return dict.fromkeys((*pairs, *((b, a) for a, b in pairs)))

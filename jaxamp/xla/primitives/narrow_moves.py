@@ -24,7 +24,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.jaxprs.interpret import evaluate, walk
+from jaxamp.jaxprs.interpret import evaluate
 from jaxamp.jaxprs.nested import called
 from jaxamp.plan.graph.graph import is_smaller
 
@@ -79,12 +79,11 @@ def narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
         pairs = zip(variables, values, strict=True)
         return [_rounded(x, rounded[v]) if v in rounded else x for v, x in pairs]
 
-    def visit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        with jax_compat.emitting(eqn):
-            return early(eqn.outvars, _emit(eqn, operands))
+    def emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+        return early(eqn.outvars, _emit(eqn, operands))
 
     def run(*args: Any) -> list[Any]:
-        return [*map(_value, walk(jaxpr, (), early(jaxpr.invars, args), visit))]
+        return [*map(_value, evaluate(whole, early(jaxpr.invars, args), emit))]
 
     return jax_compat.trace_to_jaxpr(run, avals, jaxpr.debug_info)
 

@@ -22,6 +22,8 @@ from tests.plan.conditioning.differences import CASES, NARROW, W, X, Y, powers, 
 ORDERS = ("amp", "amp(grad)", "grad(amp)")
 TIMES = 3
 """An error may be so many times that of float32, or of the program that multiplies elementwise."""
+MADE_BY_PRODUCTS = ("use k_means", "weighted covariance")
+"""Products make what is subtracted, and products with that cancel: two reasons."""
 
 
 @pytest.mark.product("name", every=3)
@@ -44,7 +46,8 @@ def test_products_say_why_they_are_not_rounded(name: str) -> None:
     case = CASES[name]
     whys = {d.reason: d.operand for d in plan_of(case.fn)(*case.args).decisions()}
     said = [why for why in whys if re.search("nearly cancel|periodic|leaves a difference", why)]
-    assert {whys[why] for why in said} == {Precision.F32} or name.startswith("phase outer")
+    wanted = [Precision.F32] * (1 + (name in MADE_BY_PRODUCTS))
+    assert [whys[why] for why in said] == wanted or name.startswith("phase outer")
 
 
 @pytest.mark.parametrize("order", ORDERS[:2])
