@@ -65,7 +65,7 @@ class Emitter:
     def _pull(self, value: int) -> None:
         """Emit what makes a value before its turn, as a region reads it before its first result."""
         unit = self._makers[value]
-        with jax_compat.emitting(unit.eqn):
+        with jax_compat.without_names(), jax_compat.emitting(unit.eqn, unit.around):
             if value in self.held:
                 self.env[value] = self.holding(value)
             else:

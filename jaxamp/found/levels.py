@@ -36,6 +36,7 @@ class Unit:
     outs: tuple[Atom, ...]  # of an opened call the values inside
     inside: list[Unit] | None = None  # units of an opened call
     is_whole: bool = False  # whether a call can only be emitted whole: it has a derivative rule
+    around: tuple[JaxprEqn, ...] = ()  # the calls that hold it
 
 
 @dataclass(eq=False)
@@ -91,7 +92,10 @@ def new_value(level: Level, aval: Any) -> int:
 
 
 def open_into(
-    level: Level, closed: ClosedJaxpr, entries: Sequence[Atom]
+    level: Level,
+    closed: ClosedJaxpr,
+    entries: Sequence[Atom],
+    around: tuple[JaxprEqn, ...] = (),
 ) -> tuple[list[Unit], list[Atom]]:
     """Return the units and results of a jaxpr, opened into a level whose values it reads."""
     units: list[Unit] = []
@@ -101,10 +105,12 @@ def open_into(
     def visit(eqn: JaxprEqn, operands: Sequence[Atom]) -> tuple[Atom, ...]:
         ins = tuple(operands)
         if _is_opened(eqn):
-            inside, outs = open_into(level, called(eqn), ins)
-            units.append(Unit(eqn, ins, tuple(outs), inside, eqn.primitive.name in _RULED))
+            inside, outs = open_into(level, called(eqn), ins, (*around, eqn))
+            is_whole = eqn.primitive.name in _RULED
+            units.append(Unit(eqn, ins, tuple(outs), inside, is_whole, around))
         else:
-            units.append(Unit(eqn, ins, tuple(new_value(level, v.aval) for v in eqn.outvars)))
+            outs = [new_value(level, v.aval) for v in eqn.outvars]
+            units.append(Unit(eqn, ins, tuple(outs), around=around))
         return units[-1].outs
 
     return units, walk(closed.jaxpr, consts, entries, visit, lambda literal: literal)

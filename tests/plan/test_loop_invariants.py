@@ -13,6 +13,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
 from jaxamp import amp
+from jaxamp.core import jax_compat
 from tests.audit import equations
 from tests.numerics.oracle import products_rounded
 
@@ -167,7 +168,8 @@ def test_a_loop_in_a_loop_gets_what_the_outer_one_got() -> None:
     emitted = equations(jax.make_jaxpr(amp(looped))(w, x).jaxpr)
     outer = next(e for e in emitted if e.primitive.name == "scan")
     body: Any = outer.params["jaxpr"].jaxpr
-    invariants = {*body.invars[: outer.params["num_consts"]]}
+    consts, _ = jax_compat.scan_layout(outer)
+    invariants = {*body.invars[:consts]}
     wide = {v for v in invariants if v.aval.dtype == jnp.float32 and v.aval.shape == x.shape}
     (inner,) = [e for e in body.eqns if e.primitive.name == "scan"]
     assert len(wide) == 1

@@ -58,6 +58,7 @@ from jaxamp.core.jax_compat.name_stacks import user_frames as user_frames
 from jaxamp.core.jax_compat.name_stacks import user_level as user_level
 from jaxamp.core.jax_compat.name_stacks import user_line as user_line
 from jaxamp.core.jax_compat.name_stacks import with_scope as with_scope
+from jaxamp.core.jax_compat.name_stacks import without_names as without_names
 from jaxamp.core.jax_compat.release import JAX as JAX
 from jaxamp.core.jax_compat.release import has_module as has_module
 from jaxamp.core.jax_compat.release import indexed_for_load as indexed_for_load

@@ -40,10 +40,11 @@ def computed(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 
 
 @contextmanager
-def emitting(eqn: JaxprEqn) -> Iterator[None]:
-    """Emit equations that carry the source line, scope and context of ``eqn``."""
-    info = eqn.source_info
-    scope = _source_info_util.current_name_stack() + info.name_stack
+def emitting(eqn: JaxprEqn, around: Sequence[JaxprEqn] = ()) -> Iterator[None]:
+    """Emit equations that carry the source line, scope and context of one within others."""
+    info, scope = eqn.source_info, _source_info_util.current_name_stack()
+    for each in (*around, eqn):
+        scope += each.source_info.name_stack
     with _source_info_util.user_context(info.traceback, name_stack=scope), eqn.ctx.manager:
         yield
 

@@ -17,6 +17,7 @@ from jax.extend.core import JaxprEqn
 # Functions that users call, as opposed to lax and to what traces and transforms.
 _LIBRARY = re.compile(r"[/\\]jax[/\\]_src[/\\](nn|numpy|ops|scipy|image)[/\\]")
 
+without_names = _source_info_util.reset_name_stack  # of the equations that are emitted around
 boundary = _traceback_util.api_boundary  # errors that leave a function so marked lose hidden frames
 
 

@@ -141,7 +141,7 @@ def in_chunk(made: Pass, division: Division, env: Mapping[Key, Any], tokens: Any
     """Return what a pass makes of some tokens, i32[t]: rows, and what they add to sums."""
     values = dict(env)
     for step in made.steps.values():
-        with jax_compat.emitting(step.unit.eqn):
+        with jax_compat.emitting(step.unit.eqn, step.unit.around):
             results = _computed(step, division, values, tokens)
         for out, result in zip(step.unit.outs, results, strict=True):
             values[out, step.flow.result] = result  # type: ignore[index]

@@ -99,8 +99,13 @@ class _Region(Region):
         return frozenset(value for value, _ in self.computed.inputs)
 
     def emission(self, read: Callable[[int], Any], wanted: set[int]) -> Any:
-        """Return what emits it, all at once."""
-        made = functools.cache(functools.partial(self.emitted, read))
+        """Return what emits it, all at once, each equation with its own names."""
+
+        @functools.cache
+        def made() -> dict[int, Any]:
+            with jax_compat.without_names():
+                return self.emitted(read)
+
         return SimpleNamespace(forward=[], value=lambda value: made()[value])
 
 
