@@ -22,11 +22,13 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 
 # What `make test` leaves out, then samples of the conformance runs; `EVERY=40` runs one test in
-# forty. Tests for chips that are not here run where their compilers are: `python -m jaxamp estimate
-# --install gpu`, and the same with `tpu`.
+# forty, and `FIRST=7` begins with the eighth. Tests for chips that are not here run where their
+# compilers are: `python -m jaxamp estimate --install gpu`, and the same with `tpu`.
 EVERY ?= 1
+FIRST ?= 0
 test-long: $(VENV)/.installed-test
-	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or deviceless" --every $(EVERY)
+	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or deviceless" \
+	    --every $(EVERY) --first $(FIRST)
 	$(BIN)/python -m tests.conformance --sample 600 --random 200 $(if $(JAX_CHECKOUT),--jax-tests 200)
 
 # `make test` compiles quickly (tests/conftest.py), the others as users do.

@@ -23,14 +23,16 @@ if os.environ["JAX_PLATFORMS"] == "cpu" and QUICK[0].partition("=")[0] not in fl
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """One test in so many, for a machine that has no hours."""
+    """One test in so many, for a machine that has no hours; other ones from another first one."""
     parser.addoption("--every", type=int, default=1, help="run one of so many selected tests")
+    parser.addoption("--first", type=int, default=0, help="how many to leave out before that")
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` has chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what `--every` leaves out, and what features do that are not here."""
-    kept = selection.one_in(selection.of_present_features(items), config.getoption("every"))
+    every, first = config.getoption("every"), config.getoption("first")
+    kept = selection.one_in(selection.of_present_features(items), every, first)
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept

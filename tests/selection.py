@@ -55,15 +55,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("long")
 
 
-def one_in(cases: Sequence[Any], every: int) -> list[Any]:
+def one_in(cases: Sequence[Any], every: int, first: int = 0) -> list[Any]:
     """Choose one case in so many: of a large product as of tests that stand alone.
 
     Raises:
-        ValueError: `every` is not positive.
+        ValueError: `every` is not positive, or `first` is not below it.
     """
     if every < 1:
         raise ValueError(f"--every is the distance between tests that run, at least 1, not {every}")
-    return list(cases[::every])
+    if not 0 <= first < every:
+        raise ValueError(f"--first is below --every, {every}, and not negative; it is {first}")
+    return list(cases[first::every])
 
 
 def _key(item: Any, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -56,9 +56,12 @@ def test_every_leaves_out_values_and_the_others_take_turns() -> None:
 
 def test_one_test_in_so_many() -> None:
     assert selection.one_in("abcdefg", 3) == ["a", "d", "g"]
+    assert selection.one_in("abcdefg", 3, 2) == ["c", "f"]
     assert selection.one_in("abc", 1) == ["a", "b", "c"]
     with pytest.raises(ValueError, match="at least 1, not 0"):
         selection.one_in("abc", 0)
+    with pytest.raises(ValueError, match="below --every, 3"):
+        selection.one_in("abc", 3, 3)
 
 
 def test_attributes_tell_values_apart() -> None:
