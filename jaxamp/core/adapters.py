@@ -10,12 +10,7 @@ _LOADERS: dict[str, Callable[[], ModuleType]] = {}
 
 
 def register_adapter(library: str, load: Callable[[], ModuleType]) -> None:
-    """Register the function that imports the adapter of a library.
-
-    Args:
-      library: the library's module, as ``import`` spells it.
-      load: imports the adapter, and returns it.
-    """
+    """Register what imports the adapter of a library, by the library's module."""
     _LOADERS[library] = load
 
 

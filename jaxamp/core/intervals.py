@@ -57,13 +57,9 @@ def hull(*parts: Interval) -> Interval:
 def rising(
     curve: Callable[[float], float], start: float = -_INF, bottom: float = -_INF, top: float = _INF
 ) -> Transfer:
-    """Return the transfer of a rising function.
+    """Return the transfer of a rising function, not defined below where it starts.
 
-    Args:
-      curve: the function, of a finite number.
-      start: below it the function is not defined.
-      bottom: its limit there.
-      top: its limit at infinity.
+    `bottom` is its limit there, and `top` that at infinity.
     """
 
     def at(x: float) -> float:

@@ -124,9 +124,6 @@ def keep_precision(precision: PrecisionLike = Precision.F32) -> Region:
 def kept_precision(scope: str) -> Precision | None:
     """Return the precision of the innermost region in a raw scope path, ``None`` outside of any.
 
-    Args:
-      scope: ``str(eqn.source_info.name_stack)``, with that of the enclosing equations before it.
-
     >>> kept_precision("transpose(jvp(keep_precision[f32]))/head")
     <Precision.F32: 'float32'>
     >>> kept_precision("head") is None

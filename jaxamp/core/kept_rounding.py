@@ -15,10 +15,6 @@ def reduce_to(value: Any, dtype: Any) -> jax.Array | None:
     XLA may remove a cast that is cast back, and never undoes ``lax.reduce_precision``. That flushes
     subnormal numbers, which matter in formats of a smaller range than float32's.
 
-    Args:
-      value: floats of float32, or of `dtype`.
-      dtype: bfloat16, float16 or an 8-bit float.
-
     >>> reduce_to(jnp.float32(257), jnp.bfloat16)
     Array(256., dtype=float32)
     >>> reduce_to(jnp.float32(257), jnp.float16)

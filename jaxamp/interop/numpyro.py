@@ -21,10 +21,7 @@ def is_handled() -> bool:
 
 @contextmanager
 def refusing(name: str) -> Iterator[None]:
-    """Raise for statements inside of the block that are not handled inside of it.
-
-    Args:
-      name: the function that is traced.
+    """Raise for statements of a function that are not handled inside of the block.
 
     Raises:
       OutputError: a statement reaches the handlers around the block.

@@ -70,10 +70,7 @@ def _identity(value: Any) -> Hashable:
 
 
 def share_rules(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a program in which equal ``custom_jvp_call`` parameters are one object.
-
-    Args:
-      closed: the program; only its outermost equations are looked at.
+    """Return a program whose outermost equal ``custom_jvp_call`` parameters are one object.
 
     >>> import jax
     >>> def twice(x):

@@ -22,12 +22,7 @@ def walk(
 ) -> list[Any]:
     """Visit the equations of a jaxpr in order, with an environment of values of any kind.
 
-    Args:
-      jaxpr: the program.
-      consts: values of its constants.
-      args: values of its inputs.
-      visit: gets an equation and the values of its operands, and returns those of its results.
-      literal: gives the value of a literal.
+    `visit` gets an equation and the values of its operands, and returns those of its results.
 
     >>> import jax
     >>> jaxpr = jax.make_jaxpr(lambda x: 2.0 * jax.numpy.sin(x))(0.0).jaxpr
@@ -65,14 +60,9 @@ def evaluate(closed: ClosedJaxpr, args: Sequence[Any], emit: Emit) -> list[Any]:
 def bind_nested(
     eqn: JaxprEqn, operands: Sequence[Any], bodies: Iterable[ClosedJaxpr], **changes: Any
 ) -> list[Any]:
-    """Bind the primitive of an equation to other operands, with other jaxprs inside.
+    """Bind the primitive of an equation to other operands, with as many other jaxprs inside.
 
-    Args:
-      eqn: the equation.
-      operands: those of the new one.
-      bodies: the jaxprs that it holds, as many as `eqn`. Constants of one that replaces the open
-        jaxpr of a call become its first operands.
-      **changes: other parameters that change.
+    Constants of one that replaces the open jaxpr of a call become its first operands.
     """
     bodies = list(bodies)
     if wiring(eqn) is Wiring.CALL and bodies[0].consts and is_open(eqn):
@@ -85,11 +75,9 @@ def bind_nested(
 def instead_of(
     primitive: Primitive, instead: Callable[[Sequence[Any], dict[str, Any]], Any]
 ) -> Emit:
-    """Return an `emit` that replaces the equations of one primitive and binds all others.
+    """Return an `emit` that replaces the equations of one primitive, and binds all others.
 
-    Args:
-      primitive: of one result.
-      instead: gets operands and parameters of its equations, and returns the result.
+    `instead` gets operands and parameters, and returns the one result.
     """
 
     def emit(eqn: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:

@@ -34,10 +34,6 @@ Path = tuple[str, ...]  # names of modules, outermost first
 def clean_scope(name_stack: str) -> str:
     """Return the scope path as the user wrote it: no transforms, markers or names of JAX's.
 
-    Args:
-      name_stack: ``str(eqn.source_info.name_stack)``, with that of the enclosing equations before
-        it.
-
     >>> clean_scope("transpose(jvp(transformer))/jvp(layer3)/keep_precision[f32]/attention")
     'transformer/layer3/attention'
     """
@@ -118,11 +114,7 @@ def called_mark(source_info: Any) -> str:
 
 
 def functions_around(name_stack: str, eqn: JaxprEqn) -> tuple[str, ...]:
-    """Return the functions that are called around an equation.
-
-    Returns:
-      The user's functions, innermost first, and then JAX's own.
-    """
+    """Return the user's functions around an equation, innermost first, and then JAX's own."""
     user, library = jax_compat.functions(eqn.source_info.traceback)
     for kind, text in reversed(_MARK.findall(name_stack)):
         if kind == "called":

@@ -86,12 +86,10 @@ def called(eqn: JaxprEqn) -> ClosedJaxpr:
 
 
 def with_nested(eqn: JaxprEqn, bodies: Iterable[ClosedJaxpr]) -> dict[str, Any]:
-    """Return the parameters that hold the jaxprs of an equation, with others in their place.
+    """Return the parameters that hold the jaxprs of an equation, with as many in their place.
 
-    Args:
-      eqn: the equation.
-      bodies: as many as ``nested`` returns. Each is put back closed or open, as the one before it;
-        where that is open and the new one has constants, the one before stays.
+    Each is put back closed or open, as the one before it; where that is open and the new one has
+    constants, the one before stays.
 
     >>> import jax
     >>> (eqn,) = jax.make_jaxpr(jax.jit(jax.numpy.sin))(1.0).eqns

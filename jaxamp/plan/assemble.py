@@ -22,7 +22,7 @@ from jaxamp.plan.decision import (
     RematerializedInput,
     is_wide,
 )
-from jaxamp.plan.findings import Findings, Precisions, Steering
+from jaxamp.plan.findings import Findings, Groupings, Precisions, Steering
 from jaxamp.plan.graph.graph import Frame, Nest, Node, Role
 from jaxamp.plan.precision.choose import Choice
 
@@ -95,33 +95,25 @@ class _Assembler:
         arriving = inputs, made, forms
         key = id(frame.jaxpr), arriving, tuple(returned), tuple(plans), tuple(map(tuple, units))
         if key not in self._shared:
-            plan = self._make(frame, inputs, returned, plans, units)
-            self._shared[key] = replace(
-                plan, rematerialized=tuple(rematerialized), invariant_forms=forms
+            plan = JaxprPlan(
+                inputs=inputs,
+                decisions=tuple(map(self._decide, frame.sites, plans)),
+                outputs=tuple(returned),
+                unchanged=is_wide((*inputs, *returned)) and all(p.unchanged for p in set(plans)),
+                steps=tuple(range(len(plans))),
+                rematerialized=tuple(rematerialized),
+                invariant_forms=forms,
             )
+            self._shared[key] = self._outlined(frame, plan, units) if units else plan
         return self._shared[key]
 
-    def _make(
-        self,
-        frame: Frame,
-        inputs: tuple[Precision | None, ...],
-        returned: Sequence[Precision | None],
-        plans: Sequence[EquationPlan],
-        units: Sequence[Sequence[int]],
-    ) -> JaxprPlan:
-        decisions = tuple(map(self._decide, frame.sites, plans))
-        unchanged = is_wide((*inputs, *returned)) and all(plan.unchanged for plan in set(plans))
-        units = () if unchanged else units
-        steps = self.steering.outline.steps(
-            frame.jaxpr, decisions, inputs, returned, units, self._recomputed(frame, units)
-        )
-        return JaxprPlan(
-            inputs=inputs,
-            decisions=decisions,
-            outputs=tuple(returned),
-            unchanged=unchanged,
-            steps=steps,
-        )
+    def _outlined(self, frame: Frame, plan: JaxprPlan, units: Groupings) -> JaxprPlan:
+        """Return a plan that emits some equations as units, if it changes any."""
+        if plan.unchanged:
+            return plan
+        recomputed = self._recomputed(frame, units)
+        steps = self.steering.outline.steps(frame.jaxpr, plan, units, recomputed)
+        return replace(plan, steps=steps)
 
     def _plan_node(self, node: Node) -> EquationPlan:
         choice, ins, outs = self.choices[node], node.ins, node.outs
@@ -233,7 +225,7 @@ class _Assembler:
         kind = site.kind if isinstance(site, Node) else OpKind.BOUNDARY
         return Decision(site.eqn, plan, kind, self.grounds[site])
 
-    def _recomputed(self, frame: Frame, units: Sequence[Sequence[int]]) -> dict[Var, int]:
+    def _recomputed(self, frame: Frame, units: Groupings) -> dict[Var, int]:
         """Return, per value that a later unit recomputes, the equation that computes it."""
         eqns, recomputed = frame.jaxpr.eqns, self.steering.recomputed
         return {
@@ -259,12 +251,7 @@ def find_invariant_forms(
 
     A body that reads a cast of an invariant gets the cast, which is computed once, outside. A body
     that gets an invariant narrow gets it in float32 too: its cotangents are summed over iterations,
-    and have the dtype of their primal value.
-
-    Args:
-      jaxpr: the body.
-      plans: those of its equations.
-      invariants: precisions of its first inputs, which are the same in every iteration.
+    and have the dtype of their primal value. Invariants are the first inputs, in such precisions.
     """
     if not invariants:
         return ()

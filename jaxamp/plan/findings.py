@@ -20,9 +20,9 @@ from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import (
     CotangentRounding,
-    Decision,
     Fusion,
     FusionCall,
+    JaxprPlan,
     RematerializedInput,
 )
 from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node
@@ -32,6 +32,7 @@ from jaxamp.plan.precision.overrides import Forced
 from jaxamp.policy.policy import PrecisionPolicy
 
 Precisions = Sequence[Precision | None]
+Groupings = Sequence[Sequence[int]]  # by indices of equations
 
 
 class Draft(NamedTuple):
@@ -92,7 +93,7 @@ class Findings:
 
 
 class Outline:
-    """Order in which the equations of a jaxpr are emitted: here as written, each by itself.
+    """Maker of the units in which a jaxpr is emitted: here each equation is one, as written.
 
     Attributes:
       repeated: groups that have more than one place.
@@ -102,25 +103,13 @@ class Outline:
         self.repeated: set[Fusion] = set()
 
     def steps(
-        self,
-        jaxpr: Jaxpr,
-        decisions: Sequence[Decision],
-        inputs: Precisions,
-        outputs: Precisions,
-        groups: Sequence[Sequence[int]],
-        recomputed: Mapping[Var, int],
+        self, jaxpr: Jaxpr, plan: JaxprPlan, groups: Groupings, recomputed: Mapping[Var, int]
     ) -> tuple[int | FusionCall, ...]:
-        """Return what to emit, in order.
+        """Return what to emit, in order, of groups of equations that are to be one unit.
 
-        Args:
-          jaxpr: the program.
-          decisions: one for each of its equations.
-          inputs: precisions in which its inputs arrive.
-          outputs: precisions in which its results leave.
-          groups: indices of equations that are to be emitted as one unit.
-          recomputed: per value that a later group recomputes, the equation that computes it.
+        A group computes values again that it reads, by the equations of those `recomputed`.
         """
-        return tuple(range(len(decisions)))
+        return plan.steps
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -154,7 +143,7 @@ class Steering:
     cotangent_roundings: Mapping[int, CotangentRounding] = field(default_factory=dict)
     label_gathers: Set[Node] = frozenset()
     reversed_weights: Mapping[Node, Precision] = field(default_factory=dict)
-    units: Mapping[Frame, Sequence[Sequence[int]]] = field(default_factory=dict)
+    units: Mapping[Frame, Groupings] = field(default_factory=dict)
     outline: Outline = field(default_factory=Outline)
     residuals: Set[int] = frozenset()
     recomputed: Set[int] = frozenset()

@@ -28,12 +28,7 @@ class Emitter:
         return value
 
     def rule(self, closed: ClosedJaxpr, *, saves: bool) -> ClosedJaxpr:
-        """Return a derivative rule in the form in which it is emitted.
-
-        Args:
-          closed: the rule.
-          saves: whether the function that it belongs to marks residuals.
-        """
+        """Return the derivative rule, as it is emitted, of a function that `saves` residuals."""
         return closed
 
     def summand(self, value: Any) -> Any:

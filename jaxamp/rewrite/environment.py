@@ -26,12 +26,7 @@ from jaxamp.rewrite.emitter import PLAIN, Emitter
 
 @jax.custom_jvp
 def differentiated_as(narrow: Any, wide: Any) -> Any:
-    """Return `narrow`; its tangent is that of `wide`.
-
-    Args:
-      narrow: bf16[...], say: the value as it is stored.
-      wide: f32[...]: the same value; it is not read, so that compilers drop it.
-    """
+    """Return a value as it is stored; its tangent is that of the same in f32, which is not read."""
     return narrow
 
 
@@ -42,11 +37,7 @@ def _jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 class Environment:
-    """The values of a jaxpr's variables, each with the casts made of it so far.
-
-    Attributes:
-      emitter: emits what the plan hints at.
-    """
+    """The values of a jaxpr's variables, each with the casts made of it so far."""
 
     def __init__(self, emitter: Emitter = PLAIN) -> None:
         self.emitter = emitter
@@ -63,15 +54,7 @@ class Environment:
         barriers: Iterable[bool] = repeat(False),
         residuals: Iterable[bool] = repeat(False),
     ) -> None:
-        """Store values.
-
-        Args:
-          variables: their variables.
-          values: the values.
-          precisions: per value, the precision that it is stored in.
-          barriers: per value, whether an optimization barrier keeps its rounding.
-          residuals: per value, whether it is marked as a residual of a fused group.
-        """
+        """Store values in precisions; a barrier keeps a rounding, a fused group its residuals."""
         columns = zip(variables, values, precisions, barriers, residuals, strict=False)
         for var, value, precision, has_barrier, is_residual in columns:
             if not isinstance(var, jax_compat.DropVar):
@@ -144,12 +127,9 @@ class Environment:
         return self.read(atom, precision, own_cast=read.own_cast)
 
     def read(self, atom: Any, precision: Precision | None, *, own_cast: bool = False) -> Any:
-        """Return a value in a precision.
+        """Return a value in a precision, ``None`` for as it is stored; other readers may share it.
 
-        Args:
-          atom: the variable or literal.
-          precision: the precision to read it in; ``None`` as it is stored.
-          own_cast: whether the cast must not be shared with other readers.
+        They do not with `own_cast`.
         """
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)

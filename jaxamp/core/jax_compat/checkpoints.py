@@ -65,11 +65,7 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
     JAX's rules for checkpoints bind its own primitive, by a global name. The new primitive gets
     copies of them that bind it instead, and JAX's tables keep what they hold. It differs in one
     thing: the forward pass of a derivative stays an equation of the primitive, where JAX leaves
-    what a checkpoint computes.
-
-    Args:
-      primitive: new, with no rules so far; its lowering is left to the caller.
-      policy: chooses what the forward pass saves for the backward pass.
+    what a checkpoint computes. Its lowering is left to the caller.
 
     Returns:
       What calls a flat function, from arrays to a list of arrays, as one equation.

@@ -115,15 +115,8 @@ def transpose(
 ) -> Any:
     """Return the cotangent of a primitive's first operand, by JAX's own rule.
 
-    A reshard has a rule of a newer kind, which adds the cotangent up itself, and since JAX 0.12 a
-    gather.
-
-    Args:
-      primitive: linear in that operand.
-      cotangent: of its result.
-      aval: type of the cotangent of that operand.
-      others: its other operands.
-      params: its parameters.
+    It is linear in that operand, whose cotangent has the type `aval`. A reshard has a rule of a
+    newer kind, which adds the cotangent up itself, and since JAX 0.12 a gather.
     """
     if rule := _ad.primitive_transposes.get(primitive):
         return rule(cotangent, _ad.UndefinedPrimal(aval), *others, **params)[0]

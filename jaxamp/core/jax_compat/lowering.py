@@ -24,13 +24,8 @@ def lower_checkpoints(
     """Choose how a primitive that `define_checkpoint` has defined is lowered.
 
     There is one rule for all platforms: only then may JAX lower the equation where it stands, so
-    that what it holds finds what made its operands (see `before_barrier`).
-
-    Args:
-      primitive: of the checkpoints.
-      barriers: from the context and the jaxpr of a checkpoint, whether its backward pass reads each
-        operand behind a barrier.
-      whole: changes the jaxpr for its platform.
+    that what it holds finds what made its operands (see `before_barrier`). `barriers` says whether
+    a backward pass reads each operand behind one, and `whole` changes the jaxpr for its platform.
     """
 
     def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:

@@ -19,7 +19,7 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.graph.consumers import find_origins, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, is_smaller
-from jaxamp.plan.graph.sweeps import backward, forward, union
+from jaxamp.plan.graph.sweeps import backward, forward, mark, union
 
 AMPLIFIED = 1  # on a path without Compute to an amplifying operation
 IN_MEMORY = 2  # the reader on that path takes the value from memory
@@ -83,8 +83,7 @@ class _Amplification:
         self.graph, self.provenance, self.uses, self.regions = flow
         self.made, self.bits = (bytearray(len(self.graph.avals)) for _ in range(2))
         self.origin = _find_origins(self.graph)
-        for value in self.graph.activations:
-            self.made[value] = LINEAR
+        mark(self.made, self.graph.activations, LINEAR)
         for carry in self.graph.carries:
             self.made[carry.inner] = self.made[carry.result] = LINEAR * (not carry.keeps_dtype)
 
@@ -100,8 +99,7 @@ class _Amplification:
         elif node.link is not Link.INIT:
             dense = self._dense(node)
             flags = self._is_linear(node, dense) * LINEAR | self._is_bounded(node, dense) * BOUNDED
-            for out in node.outs if flags else ():
-                made[out] |= flags
+            mark(made, node.outs, flags)
 
     def _dense(self, node: Node) -> list[int]:
         dense, chosen = self.provenance.dense, node.ins[node.name == "select_n" :]

@@ -24,7 +24,7 @@ from jaxamp.plan.conditioning.squares import Squares
 from jaxamp.plan.dataflow.constraints import Constraint
 from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.graph import Graph, Node, Role
-from jaxamp.plan.graph.sweeps import backward, union
+from jaxamp.plan.graph.sweeps import backward, mark, union
 
 PHASE = Constraint("the phase of a periodic function", Guard.SENSITIVE)
 LIKENESS = Constraint("where arrays are alike, a known number nearly cancels it", Guard.SENSITIVE)
@@ -100,14 +100,11 @@ def _needs(arrays: Arrays, norms: bytearray, left: Left) -> bytearray:
             for source, out in node.moves:
                 bits[source] |= bits[out]
         elif node.link is not None or node.role is Role.MERGE:
-            for value in node.ins:
-                bits[value] |= given
+            mark(bits, node.ins, given)
         elif _is_linear(node):
-            for value in node.ins:
-                bits[value] |= given & (_TURN | _PART)
+            mark(bits, node.ins, given & (_TURN | _PART))
         if node.name in _SCALES and union(norms, node.ins) & _NORM and given & _NEAR:
-            for value in node.ins:
-                bits[value] |= given | _ALIKE
+            mark(bits, node.ins, given | _ALIKE)
         elif node.name in _SCALED and (main := arrays.main(node)) is not None:
             bits[main] |= given
     return bits
@@ -161,12 +158,10 @@ def _norms(graph: Graph, squares: Squares) -> bytearray:
 def _made(graph: Graph, is_layer: Callable[[Node], bool]) -> bytearray:
     """Return, per value, whether a layer has made it."""
     made = bytearray(len(graph.avals))
-    for value in graph.activations:
-        made[value] = 1
+    mark(made, graph.activations, 1)
     for node in graph.nodes:
         if is_layer(node) or (node.role is not Role.FIXED and union(made, node.ins)):
-            for out in node.outs:
-                made[out] = 1
+            mark(made, node.outs, 1)
     return made
 
 

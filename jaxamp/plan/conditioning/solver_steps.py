@@ -8,13 +8,13 @@ matrix for one of its axes is none: it is preconditioned, as by Kronecker factor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.constraints import Constraint
-from jaxamp.plan.graph.consumers import descendants
-from jaxamp.plan.graph.graph import Graph, Node
+from jaxamp.plan.graph.graph import Graph, Link, Node
+from jaxamp.plan.graph.sweeps import mark, union
 
 STEP = Constraint("makes the residual of a solver's step", Guard.NO_KERNEL)
 
@@ -22,9 +22,28 @@ _SOLVERS = (Trait.SOLVER, Trait.LINALG)
 
 
 def find_solver_steps(graph: Graph, products: Sequence[Node]) -> dict[Node, Constraint]:
-    """Return the products of such residuals, each with why."""
+    """Return the products between what a solution is added to and its right-hand side."""
     solves = [n for n in graph.nodes if n.trait in _SOLVERS and _has_one_side(graph, n)]
-    return {product: STEP for solve in solves for product in _residual(graph, solve, products)}
+    if not solves:
+        return {}
+    # One bit for each solve: whether a value is its solution, possibly moved or scaled; whether it
+    # is made of what a solution is added to; and whether the right-hand side is made of it.
+    solution, made, needed = ([0] * len(graph.avals) for _ in range(3))
+    for place, solve in enumerate(solves):
+        solution[solve.outs[0]] = 1 << place
+        needed[solve.ins[-1]] |= 1 << place
+    for node in graph.nodes:
+        found = union(solution, node.ins)
+        if found and (node.is_elementwise or node.trait in _SOLVERS):
+            mark(solution, node.outs, found)
+        for value in node.ins if node.name in ("add", "sub") else ():
+            made[value] |= found & ~solution[value]
+    for node in graph.nodes:
+        if node.link is not Link.BACK:
+            mark(made, node.outs, union(made, node.ins))
+    for node in reversed(graph.nodes):
+        mark(needed, node.ins, union(needed, node.outs))
+    return {n: STEP for n in products if union(made, n.ins) & needed[n.outs[0]]}
 
 
 def _has_one_side(graph: Graph, solve: Node) -> bool:
@@ -32,28 +51,3 @@ def _has_one_side(graph: Graph, solve: Node) -> bool:
     *others, side = solve.ins
     matrices = (v for v in others if graph.kinds[v] == "f" and graph.avals[v].ndim > 1)
     return any(graph.sizes[v] == graph.sizes[side] * graph.avals[v].shape[-1] for v in matrices)
-
-
-def _residual(graph: Graph, solve: Node, products: Sequence[Node]) -> Iterator[Node]:
-    """Yield the products between what a solution is added to and its right-hand side."""
-    made, needed = {*_stepped(graph, solve)}, {solve.ins[-1]}
-    before = graph.nodes[: solve.index] if made else []
-    for node in before:
-        if not made.isdisjoint(node.ins):
-            made.update(node.outs)
-    for node in reversed(before):
-        if not needed.isdisjoint(node.outs):
-            needed.update(node.ins)
-    for product in products:
-        is_before = product.index < solve.index and product.outs[0] in needed
-        if is_before and not made.isdisjoint(product.ins):
-            yield product
-
-
-def _stepped(graph: Graph, solve: Node) -> Iterator[int]:
-    """Yield the values to which a solution is added."""
-    solution = descendants(graph, solve.outs[0], lambda n: n.is_elementwise or n.trait in _SOLVERS)
-    for value in solution:
-        for reader in graph.readers[value]:
-            if reader.name in ("add", "sub"):
-                yield from (v for v in reader.ins if v not in solution)

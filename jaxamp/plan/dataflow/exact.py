@@ -24,10 +24,9 @@ def narrow_values(
     stored: Sequence[Precision | None],
     low: Precision,
 ) -> set[int]:
-    """Return the values around a node that can be narrow at no loss of accuracy.
+    """Return a node's results, its narrow operands, and what these were moved from.
 
-    Returns:
-      Its results, its narrow operands and what these were moved from; empty if the node rounds.
+    They can be narrow at no loss of accuracy. Empty if the node rounds.
     """
     read: set[int] = set()
     for value in node.ins:

@@ -11,7 +11,7 @@ from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.regions import ARITHMETIC, FusionRegions, combines_masks
 from jaxamp.plan.dataflow.uses import ESCAPES, REACHES, Uses
 from jaxamp.plan.graph.graph import Graph, Nest, Node, Role
-from jaxamp.plan.graph.sweeps import union
+from jaxamp.plan.graph.sweeps import mark, union
 
 _NEVER_FUSED = frozenset(
     {"custom_vjp_call", "fused_group", "remat2", "optimization_barrier", "rounding_barrier",
@@ -60,8 +60,7 @@ def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray
     lowered = bytearray(map(is_narrow, stored))
     for node in graph.nodes:
         if node.role in ARITHMETIC and union(lowered, node.ins):
-            for value in node.outs:
-                lowered[value] = 1
+            mark(lowered, node.outs, 1)
     return lowered
 
 

@@ -113,13 +113,9 @@ def find_split_lookups(
     """Return the lookups in tables whose rows lie on several devices, or may; whether they do.
 
     Each device finds its own rows, and all of them are added up. Under Explicit axes a lookup leads
-    to Auto ones and back: the type that a table is resharded from says where its rows lie.
-
-    Args:
-      graph: the program.
-      provenance: where each value comes from.
-      if_unknown: whether tables count of which no type says anything, as under Auto axes; in a
-        program that says how devices part its arrays, they do.
+    to Auto ones and back: the type that a table is resharded from says where its rows lie. Tables
+    of which no type says anything, as under Auto axes, count `if_unknown`, and in a program that
+    says how devices part its arrays.
     """
     if_unknown = if_unknown or _is_partitioned(graph)
     before = {node.outs[0]: node.ins[0] for node in graph.named.get("reshard", ())}

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
-from jaxamp.plan.graph.sweeps import backward
+from jaxamp.plan.graph.sweeps import backward, mark
 
 _SHARE = 8  # below an eighth of what a product moves, half of a value's bytes are under 1/16 of it
 
@@ -29,8 +29,7 @@ def find_product_sizes(graph: Graph, provenance: Provenance) -> list[Any]:
     """
     least: list[Any] = [0] * len(graph.avals)
     escapes, read = bytearray(len(graph.avals)), bytearray(len(graph.avals))
-    for value in graph.outputs:
-        escapes[value] = 1
+    mark(escapes, graph.outputs, 1)
     for node in backward(graph, escapes):
         if node.role is Role.CONTRACT:
             for value in node.ins:

@@ -42,9 +42,7 @@ class Provenance:
 def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
     """Sweep forward until nothing changes; more than once only where a loop feeds back.
 
-    Args:
-      graph: the program.
-      formats: the narrow ones of a policy, beyond whose ranges known numbers are large or tiny.
+    Known numbers beyond the ranges of the narrow formats of a policy are large or tiny.
     """
     bits = bytearray(len(graph.avals))
     largest = min((p.max for p in formats), default=math.inf)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.lookups import find_transposed_lookups
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.consumers import is_exact
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
-from jaxamp.plan.graph.sweeps import backward, column, union
+from jaxamp.plan.graph.sweeps import backward, column, mark, union
 
 
 def find_states(graph: Graph) -> list[Carry]:
@@ -88,32 +88,23 @@ def find_uses(
     graph: Graph,
     provenance: Provenance,
     may_lower: Lowerable,
-    repeated: frozenset[int] = frozenset(),
+    repeated: frozenset[int],
     *,
     no_gain: bool,
 ) -> Uses:
     """Sweep backward until nothing changes; more than once only where a loop feeds back.
 
-    Args:
-      graph: the program.
-      provenance: where each value comes from.
-      may_lower: whether a Compute node would be lowered, given the flags of its results.
-      repeated: what repeats a value that decides when a loop stops.
-      no_gain: whether to distinguish values that no Compute reads; else all count as read by it.
+    What is `repeated` decides when a loop stops, as it did the first time. Without `no_gain` all
+    values count as read by Compute.
     """
     bits = bytearray(len(graph.avals))
     if not no_gain:
         bits[:] = bytes([REACHES]) * len(bits)
-    for value in graph.outputs | graph.onward | graph.predicates | graph.indices:
-        bits[value] |= NEEDED
-    for value in graph.outputs:
-        bits[value] |= ESCAPES
-    for value in graph.onward:
-        bits[value] |= REACHES
-    for value in graph.predicates:
-        bits[value] |= STOPS_LOOP | TESTED
-    for value in repeated:
-        bits[value] |= STOPS_LOOP
+    mark(bits, graph.outputs | graph.onward | graph.predicates | graph.indices, NEEDED)
+    mark(bits, graph.outputs, ESCAPES)
+    mark(bits, graph.onward, REACHES)
+    mark(bits, graph.predicates, STOPS_LOOP | TESTED)
+    mark(bits, repeated, STOPS_LOOP)
     lookups = find_transposed_lookups(graph, provenance)
     keeping = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
     states = {carry.out: carry.result for carry in find_states(graph)}
@@ -125,17 +116,17 @@ def find_uses(
             _iterate(bits, out, states[out])
             given = union(bits, node.outs)
         if given & PLACE and node.role is not Role.CONTRACT and node.trait is not Trait.EXTREMUM:
-            _mark(bits, node.ins, PLACE)
+            mark(bits, node.ins, PLACE)
         if node.role is Role.LINK:
             _link(graph, bits, node, keeping)
         elif node.role is Role.MOVE:
             _move(graph, bits, node, given)
         else:
-            _mark(bits, node.ins, _propagated(graph, provenance, node, given, may_lower) | NEEDED)
+            mark(bits, node.ins, _propagated(graph, provenance, node, given, may_lower) | NEEDED)
             if node in lookups:
                 bits[node.ins[2]] |= REACHES
             if node.role is Role.FIXED:
-                _mark(bits, _factored(node), FEEDS_FACTORIZATION)
+                mark(bits, _factored(node), FEEDS_FACTORIZATION)
     return Uses(bits.translate(_SETTLED))
 
 
@@ -196,10 +187,10 @@ def _factored(node: Node) -> tuple[int, ...]:
 
 def _move(graph: Graph, bits: bytearray, node: Node, given: int) -> None:
     indices = [v for v in node.ins[1:] if graph.kinds[v] in "iu" and v not in graph.constants]
-    _mark(bits, indices, PLACE)
+    mark(bits, indices, PLACE)
     if given & _DECIDING and not _selects_index(graph, node):
-        _mark(bits, node.ins, given & _DECIDING)
-    _mark(bits, node.ins, NEEDED)
+        mark(bits, node.ins, given & _DECIDING)
+    mark(bits, node.ins, NEEDED)
     for source, out in node.moves:
         bits[source] |= bits[out] & (ESCAPES | REACHES | FEEDS_FACTORIZATION)
 
@@ -234,20 +225,20 @@ def _iterate(bits: bytearray, out: int, result: int) -> None:
 def _link(graph: Graph, bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
     (out,) = node.outs
     given, link = bits[out], node.link
-    _mark(bits, node.ins, _tested(graph, given, node) | NEEDED)
+    mark(bits, node.ins, _tested(graph, given, node) | NEEDED)
     if out in graph.iterated:  # no test but that of a loop around it
-        _mark(bits, node.ins, given & STOPS_LOOP)
+        mark(bits, node.ins, given & STOPS_LOOP)
     if out in keeping:
         if link is not Link.INIT:
             # A carry that keeps its dtype is stored in it, like a result.
-            _mark(bits, node.ins, ESCAPES | given & STOPS_LOOP)
+            mark(bits, node.ins, ESCAPES | given & STOPS_LOOP)
         return
     passed = given & (REACHES | FEEDS_FACTORIZATION)
     if link is not Link.INVARIANT:
         passed |= given & ESCAPES
     if link in (Link.BACK, Link.JOIN, Link.STACK, Link.RESULT):
         passed |= given & STOPS_LOOP
-    _mark(bits, node.ins, passed)
+    mark(bits, node.ins, passed)
 
 
 def _tested(graph: Graph, given: int, node: Node) -> int:
@@ -257,11 +248,6 @@ def _tested(graph: Graph, given: int, node: Node) -> int:
     if node.link is Link.INVARIANT:
         return given & TESTED
     return TESTED if given & _COMPARED else 0
-
-
-def _mark(bits: bytearray, values: Iterable[int], flags: int) -> None:
-    for value in values:
-        bits[value] |= flags
 
 
 _WHOLE = (Link.STACK, Link.JOIN)  # a result is written by every iteration, or by either branch

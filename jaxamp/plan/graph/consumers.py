@@ -23,13 +23,9 @@ def closure(start: Iterable[int], leads: Callable[[int], Iterable[int]]) -> Keys
 
 
 def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> KeysView[int]:
-    """Return a value and all values computed from it, nearest first.
+    """Return a value and all values computed from it by nodes that pass, nearest first.
 
-    Args:
-      graph: the program.
-      start: the value.
-      passes: whether the walk continues through a node, from operand to results. Through data
-        movement it follows the moved operand only, not indices.
+    Through data movement the walk follows the moved operand only, not indices.
     """
 
     def made(value: int) -> list[int]:
@@ -39,11 +35,9 @@ def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> Key
 
 
 def find_origins(graph: Graph, passes: Callable[[Node], bool]) -> dict[int, int]:
-    """Return, per value that is made of one other and known numbers alone, that other.
+    """Return, per value that moves and nodes that pass make of one other alone, that other.
 
-    Args:
-      graph: the program.
-      passes: whether a node that has no other origin among its operands passes it on; moves do.
+    Known numbers do not count.
     """
     origins: dict[int, int] = {}
     for node in graph.nodes:

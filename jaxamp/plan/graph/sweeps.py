@@ -6,7 +6,7 @@ of loop carries no longer change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from functools import cache
 
 from jaxamp.plan.graph.graph import Graph, Link, Node
@@ -24,6 +24,12 @@ def union(bits: Sequence[int], values: Iterable[int]) -> int:
     return found
 
 
+def mark(bits: MutableSequence[int], values: Iterable[int], flags: int) -> None:
+    """Add flags to those of some values."""
+    for value in values:
+        bits[value] |= flags
+
+
 def column(bits: bytearray, flag: int) -> bytes:
     """Return one byte per value: 1 if it has a flag and else 0.
 
@@ -39,12 +45,7 @@ def _table(flag: int) -> bytes:
 
 
 def forward(graph: Graph, bits: Sequence[int]) -> Iterator[Node]:
-    """Yield all nodes in program order, repeatedly while the flags of a carry change.
-
-    Args:
-      graph: the program.
-      bits: the flags of each value, which the caller updates as it goes.
-    """
+    """Yield all nodes in program order, repeatedly while the caller changes flags of a carry."""
     if not graph.carries:
         return iter(graph.nodes)
     return _forward(graph, bits)

@@ -21,13 +21,7 @@ _MADE = (Role.ELEMENTWISE, Role.MERGE)
 
 
 def narrow_buffers(flow: Dataflow, stored: list[Precision | None], choices: Choices) -> None:
-    """Store stacked, joined and sliced buffers narrow where all their readers round them.
-
-    Args:
-      flow: the program, and what is known of it.
-      stored: precision in which each value is stored; updated in place.
-      choices: what was chosen for each node.
-    """
+    """Store buffers narrow, in `stored`, where all their readers round them."""
     graph, _, uses, regions = flow
     links = [n for n in graph.named.get("", ()) if n.link in (*_STACKED, *_CUT)]
     if not links:

@@ -21,15 +21,8 @@ def settle_carries(
 ) -> tuple[Provenance, Uses]:
     """Assume every carry lowered, and keep the dtype of unsafe ones until nothing changes.
 
-    Keeping one more carry only ever removes reasons to lower others, so this terminates.
-
-    Args:
-      graph: the program; `keeps_dtype` of its carries is written.
-      policy: the policy.
-      forced: what rules and kept regions decide.
-
-    Returns:
-      Provenance and uses of all values, with the carries as settled.
+    Keeping one more carry only ever removes reasons to lower others, so this terminates. It writes
+    `keeps_dtype` of the carries, and returns provenance and uses of all values, these settled.
     """
     if Guard.LOOP_CARRY not in policy.guards or narrow_kinds(policy)[OpKind.ELEMENTWISE] is None:
         for carry in graph.carries:

@@ -237,15 +237,10 @@ def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
 
 
 class Sum(NamedTuple):
-    """A sum of a convolution and a value broadcast over its pixels.
-
-    Attributes:
-      value: the sum.
-      small: the value that is broadcast.
-    """
+    """A sum of a convolution and a value broadcast over its pixels."""
 
     value: int
-    small: int
+    small: int  # what is broadcast
 
 
 def store_bias_sums(flow: Dataflow) -> None:

@@ -138,11 +138,7 @@ def _run_backward(
     avals: Sequence[Any],
     wanted: Precisions,
 ) -> tuple[list[Any], Any]:
-    """Trace the backward rule at its own dtypes, then run it in those of its arguments.
-
-    Returns:
-      Its cotangents, and what it logs.
-    """
+    """Trace the backward rule at its own dtypes, run it, and return cotangents and what it logs."""
     # Symbolic zeros stay what they are, and so do residuals that are plain Python or numpy values:
     # the rule may branch on them.
     arrays = [i for i, arg in enumerate(args) if isinstance(arg, jax.Array)]

@@ -17,10 +17,11 @@ from jaxamp.plan.decision import (
     EquationPlan,
     Fusion,
     FusionCall,
+    JaxprPlan,
     OperandRead,
     Reading,
 )
-from jaxamp.plan.findings import Outline, Precisions
+from jaxamp.plan.findings import Groupings, Outline, Precisions
 
 
 class Outliner(Outline):
@@ -32,20 +33,12 @@ class Outliner(Outline):
         self._lines: dict[Hashable, int] = {}
 
     def steps(
-        self,
-        jaxpr: Jaxpr,
-        decisions: Sequence[Decision],
-        inputs: Precisions,
-        outputs: Precisions,
-        groups: Sequence[Sequence[int]],
-        recomputed: Mapping[Var, int],
+        self, jaxpr: Jaxpr, plan: JaxprPlan, groups: Groupings, recomputed: Mapping[Var, int]
     ) -> tuple[int | FusionCall, ...]:
         """Return what to emit: single equations by their index, and groups as calls."""
-        if not groups:
-            return tuple(range(len(decisions)))
-        members = {index: group for group in groups for index in group}
+        decisions, members = plan.decisions, {i: group for group in groups for i in group}
         order = _order(jaxpr.eqns, members)
-        reader = _Reader(jaxpr, decisions, inputs)
+        reader = _Reader(jaxpr, plan)
         units = {
             u: _with_recomputed(decisions, members[u], recomputed) if u in members else [u]
             for u in order
@@ -58,7 +51,7 @@ class Outliner(Outline):
             if u in members or any(v in made for v in decisions[u].eqn.invars if isinstance(v, Var))
         }
         wanted: dict[Var, dict[Reading, None]] = {}
-        for readings in (*read.values(), reader.results(outputs)):
+        for readings in (*read.values(), reader.results(plan.outputs)):
             for reading in readings:
                 wanted.setdefault(reading.var, {})[reading] = None
         return tuple(
@@ -133,11 +126,11 @@ class Outliner(Outline):
 class _Reader:
     """Finder of the form in which each value of a jaxpr is read."""
 
-    def __init__(self, jaxpr: Jaxpr, decisions: Sequence[Decision], inputs: Precisions) -> None:
+    def __init__(self, jaxpr: Jaxpr, plan: JaxprPlan) -> None:
         self.outvars = jaxpr.outvars
-        self.decisions = decisions
-        self.stored: dict[Any, Precision | None] = dict(zip(jaxpr.invars, inputs, strict=True))
-        for decision in decisions:
+        self.decisions = plan.decisions
+        self.stored: dict[Any, Precision | None] = dict(zip(jaxpr.invars, plan.inputs, strict=True))
+        for decision in plan.decisions:
             self.stored.update(zip(decision.eqn.outvars, decision.plan.outputs, strict=True))
         self._second: dict[EquationPlan, list[tuple[int, OperandRead]]] = {}
 
