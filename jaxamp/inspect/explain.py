@@ -6,12 +6,12 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from jaxamp.core.taxonomy import OpKind, op_of
 from jaxamp.errors import InspectionError, accepted, counted
-from jaxamp.inspect.displayable import Displayable
+from jaxamp.inspect.displayable import Data, Displayable
 from jaxamp.inspect.operation import (
     Operation,
     Place,
@@ -40,7 +40,7 @@ _COMPUTING = (OpKind.COMPUTE, OpKind.ELEMENTWISE, OpKind.REDUCTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(Data):
     """The operations of one line that run in one precision.
 
     Attributes:
@@ -98,17 +98,11 @@ class Explanation(Displayable):
     policy: str
     where: str
     notes: tuple[Note, ...]
-    everything: bool = False
+    everything: bool = dataclasses.field(default=False, repr=False)
 
     def full(self) -> Explanation:
         """Return the explanation that prints every line."""
         return dataclasses.replace(self, everything=True)
-
-    def to_data(self) -> dict[str, Any]:
-        """Return everything as plain words and numbers."""
-        notes = [{**asdict(n), "text": n.place.text} for n in self.notes]
-        head = {"program": self.program, "policy": self.policy, "where": self.where}
-        return {**head, "notes": notes}
 
     def __repr__(self) -> str:
         notes = counted(len(self.notes), "note")

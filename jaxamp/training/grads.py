@@ -187,11 +187,7 @@ def _with_aux(value: Any) -> tuple[Any, Any]:
 def clip_by_norm(grads: Any, limit: float, axis_name: Any = None) -> Any:
     """Shrink all gradients together so that their global norm is at most `limit`.
 
-    Args:
-      grads: any tree.
-      limit: above zero.
-      axis_name: mapped axes of ``shard_map`` over which some of the gradients are split: the norm
-        is that of the whole gradients, and the same on all devices.
+    If some are split over mapped axes of ``shard_map``, it is that of the whole gradients.
 
     Raises:
       TrainingError: `limit` is not above zero, or types do not say what is split.

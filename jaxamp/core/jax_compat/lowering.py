@@ -10,6 +10,7 @@ import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
@@ -30,7 +31,7 @@ def lower_checkpoints(
 
     def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
         chosen: Any = tuple(barriers(context, jaxpr))
-        jaxpr = whole(context, ClosedJaxpr(jaxpr, ())).jaxpr
+        jaxpr = whole(context, _pe.close_jaxpr(jaxpr)).jaxpr  # one object, which caches know
         return _ad_checkpoint._remat_lowering(
             context, *args, jaxpr=jaxpr, prevent_cse=chosen, **params
         )

@@ -2,7 +2,7 @@
 
 The backward pass of a group reads what `mark_residual` marks, and recomputes the rest. It is not
 JAX's own primitive so that its lowering can differ, while JAX lowers the checkpoints that users
-write. There is a primitive for each way to lower a group; all have one name.
+write. There is a primitive for each way to lower a group that is met; all have one name.
 
 Without a barrier, XLA merges the forward pass with its recomputation (common subexpression
 elimination) and keeps the float32 values in memory. Only large operands of the recomputation need
@@ -23,10 +23,11 @@ See: https://docs.jax.dev/en/latest/gradient-checkpointing.html, ``prevent_cse``
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress, product
+from itertools import compress
 from typing import Any
 
 from jax import lax
@@ -79,16 +80,20 @@ class GroupPolicy:
 
 
 register_op_kind("fused_group", OpKind.BOUNDARY, trait=Trait.CALL, dtype_params=("jaxpr",))
-GROUPS = {
-    GroupPolicy(*chosen): Primitive("fused_group") for chosen in product((True, False), repeat=4)
-}
-"""The primitive of each policy."""
-_CALLS = {policy: jax_compat.define_checkpoint(p, policy) for policy, p in GROUPS.items()}
+
+
+@functools.cache
+def _group(policy: GroupPolicy) -> Callable[..., list[Any]]:
+    """Return what calls a flat function as a group; each policy has a primitive, made if asked."""
+    group_p = Primitive("fused_group")
+    needs = _needs_barrier if policy.barriers else lambda _, jaxpr: [False] * len(jaxpr.invars)
+    jax_compat.lower_checkpoints(group_p, needs, policy.lowered)
+    return jax_compat.define_checkpoint(group_p, policy)
 
 
 def call_fused(function: Callable[..., list[Any]], policy: GroupPolicy, *args: Any) -> list[Any]:
     """Call a flat function as one fused group."""
-    return _CALLS[policy](function, *args)
+    return _group(policy)(function, *args)
 
 
 def _marked_beside(values: Sequence[Any], others: Sequence[Any]) -> tuple[Any, Any]:
@@ -122,13 +127,9 @@ def recomputation_barrier(
 def needs_barrier(
     avals: Sequence[Any], recomputed: Sequence[bool], *, reduces: bool = True, others: bool = False
 ) -> list[bool]:
-    """Return whether each operand needs a barrier.
+    """Return whether each operand needs a barrier, by its size: those that are recomputed from do.
 
-    Args:
-      avals: types of the operands.
-      recomputed: per operand, whether recomputed equations read it; if none does, none needs one.
-      reduces: whether they are of a group with a reduction.
-      others: whether other operands that are as large need one, too.
+    So do the `others` that are as large, if it is said; fewer of a group that reduces nothing.
 
     >>> import jax.numpy as jnp
     >>> activation, scale, cotangent = jnp.ones((512, 512)), jnp.ones(512), jnp.ones((512, 512))
@@ -188,14 +189,6 @@ def _puts_sums_back(jaxpr: Jaxpr) -> bool:
             sums.update(eqn.outvars)
     largest = max(getattr(v.aval, "size", 0) for v in jaxpr.invars)
     return any(getattr(v.aval, "size", 0) * _RATIO >= largest for v in sums)
-
-
-for policy, group_p in GROUPS.items():
-    jax_compat.lower_checkpoints(
-        group_p,
-        _needs_barrier if policy.barriers else lambda _, jaxpr: [False] * len(jaxpr.invars),
-        policy.lowered,
-    )
 
 
 def _same(*values: Any, **params: Any) -> list[Any]:

@@ -64,7 +64,11 @@ def narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
     >>> [eqn.primitive.name for eqn in narrow_moves(turned).jaxpr.eqns]
     ['transpose', 'convert_element_type']
     """
+    return _narrow_moves(closed)
 
+
+@jax_compat.weakref_lru_cache
+def _narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
     def flat(*args: Any) -> list[Any]:
         return evaluate(closed, args, _inlined)
 
