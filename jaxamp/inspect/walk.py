@@ -24,19 +24,12 @@ from jaxamp.rewrite import run_plan
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """A residual: a value that the forward pass computes and the backward pass reads.
+    """A residual: a value that the forward pass computes and the backward pass reads."""
 
-    Attributes:
-      scope: where it is computed.
-      dtype: the dtype in which it is stored, in one word.
-      bytes: its size.
-      bytes_f32: its size in the original program; 0 for a copy of one that is counted already.
-    """
-
-    scope: str
-    dtype: str
+    scope: str  # where it is computed
+    dtype: str  # in which it is stored, in one word
     bytes: int
-    bytes_f32: int
+    bytes_f32: int  # in the original program; 0 for a copy of one that is counted already
 
 
 def residuals_of(
@@ -164,16 +157,12 @@ class Walk:
 class Casts(NamedTuple):
     """Casts of a program, each as often as it runs; a compiler fuses and merges many of them.
 
-    Attributes:
-      inserted: conversions between float formats that the rewritten program has more.
-      shared: reads that find the cast of an earlier reader.
-      cancelled: reads that find a value stored in the narrow format that they want, where a cast at
-        every operation would have widened and narrowed it.
+    Where reads are cancelled, a cast at every operation would have widened and narrowed the value.
     """
 
-    inserted: int
-    shared: int
-    cancelled: int
+    inserted: int  # conversions between float formats that the rewritten program has more
+    shared: int  # reads that find the cast of an earlier reader
+    cancelled: int  # reads that find a value stored in the narrow format that they want
 
 
 def count_inserted(plan: Plan) -> int:

@@ -113,23 +113,14 @@ def changed_inside(eqn: JaxprEqn, change: Callable[[ClosedJaxpr], ClosedJaxpr]) 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A scan or while loop.
+    """A scan or while loop, and how many operands of each kind it has."""
 
-    Attributes:
-      test: whether there is another iteration; ``None`` for a scan.
-      body: one iteration.
-      test_invariants: how many operands the test reads in every iteration.
-      invariants: how many operands the body reads in every iteration.
-      carries: how many values one iteration hands to the next.
-      trips: how many iterations there are; ``None`` where only running the loop tells.
-    """
-
-    test: ClosedJaxpr | None
+    test: ClosedJaxpr | None  # whether there is another iteration; none for a scan
     body: ClosedJaxpr
-    test_invariants: int
-    invariants: int
-    carries: int
-    trips: int | None
+    test_invariants: int  # which the test reads in every iteration
+    invariants: int  # which the body does
+    carries: int  # which one iteration hands to the next
+    trips: int | None  # how many iterations there are; None where only running the loop tells
 
     @property
     def keeps_carries(self) -> bool:

@@ -37,12 +37,7 @@ class CotangentRounding(NamedTuple):
 
 
 class InputCast(NamedTuple):
-    """A cast of one operand of an equation, or of one input of a jaxpr.
-
-    Attributes:
-      position: index of the operand or input.
-      precision: the precision that it is cast to.
-    """
+    """A cast of one operand of an equation, or of one input of a jaxpr."""
 
     position: int
     precision: Precision
@@ -265,45 +260,27 @@ def is_wide(precisions: Iterable[Precision | None]) -> bool:
 
 
 class Reading(NamedTuple):
-    """A value in the form in which it is read.
-
-    Attributes:
-      var: the value.
-      precision: the precision that it is read in; ``None`` as it is stored.
-      is_copy: whether the stored copy in that precision is read, rather than a cast.
-    """
+    """A value in the form in which it is read."""
 
     var: Var
-    precision: Precision | None
-    is_copy: bool = False
+    precision: Precision | None  # None: as it is stored
+    is_copy: bool = False  # whether the stored copy in that precision is read, rather than a cast
 
 
 class RematerializedEquation(NamedTuple):
-    """An equation of an enclosing jaxpr that is emitted again inside, as it is.
-
-    Attributes:
-      eqn: the equation.
-      operands: per operand, the number of the value, or the array of a literal.
-      results: per result, the number of the value.
-    """
+    """An equation of an enclosing jaxpr that is emitted again inside, as it is."""
 
     eqn: JaxprEqn
-    operands: tuple[int | np.ndarray, ...]
+    operands: tuple[int | np.ndarray, ...]  # the number of a value, or the array of a literal
     results: tuple[int, ...]
 
 
 class RematerializedInput(NamedTuple):
-    """An input that a jaxpr computes itself rather than reads.
-
-    Attributes:
-      var: the input.
-      equations: equations that compute it from literals, in order.
-      value: number of the value among their results.
-    """
+    """An input that a jaxpr computes itself, from literals, rather than reads."""
 
     var: Var
     equations: tuple[RematerializedEquation, ...]
-    value: int
+    value: int  # its number among their results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -339,21 +316,13 @@ class JaxprPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fusion:
-    """A group of equations that is emitted as one unit; equal groups share one object.
+    """A group of equations that is emitted as one unit; equal groups share one object."""
 
-    Attributes:
-      equations: the equations, without the scopes that are around all of them.
-      decisions: one per equation.
-      recomputed: number of the first equations, which belong to earlier groups and are recomputed.
-      inputs: values of other equations, as these equations read them.
-      outputs: values of these equations, as others read them.
-    """
-
-    equations: tuple[JaxprEqn, ...]
-    decisions: tuple[Decision, ...]
-    recomputed: int
-    inputs: tuple[Reading, ...]
-    outputs: tuple[Reading, ...]
+    equations: tuple[JaxprEqn, ...]  # without the scopes that are around all of them
+    decisions: tuple[Decision, ...]  # one per equation
+    recomputed: int  # how many, the first ones, belong to earlier groups and are recomputed
+    inputs: tuple[Reading, ...]  # values of other equations, as these equations read them
+    outputs: tuple[Reading, ...]  # values of these equations, as others read them
 
     @property
     def read_by_recomputed(self) -> tuple[bool, ...]:
@@ -364,19 +333,11 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusionCall:
-    """A fused group in one of its places.
-
-    Attributes:
-      fusion: the group.
-      members: indices of its equations in the jaxpr here, those first that it recomputes.
-      around: its first equation, with the scopes that are around the whole group.
-      inputs: as those of the group, with the variables of the jaxpr here.
-      outputs: as those of the group, with the variables of the jaxpr here.
-    """
+    """A fused group in one of its places, with the indices and variables of the jaxpr there."""
 
     fusion: Fusion
-    members: tuple[int, ...]
-    around: JaxprEqn
+    members: tuple[int, ...]  # those first that it recomputes
+    around: JaxprEqn  # its first equation, with the scopes that are around the whole group
     inputs: tuple[Reading, ...]
     outputs: tuple[Reading, ...]
 

@@ -23,16 +23,12 @@ from jaxamp.rewrite.emitter import Emitter, emitter_of
 class RewriteContext:
     """State that rules share during one rewrite.
 
-    Attributes:
-      policy: policy, also for derivative rules, which are planned when JAX traces them.
-      repeated: groups of equations that are emitted more than once.
-      rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
-      fused: functions that emit a group of equations, by the group and the types of its inputs.
-      emitter: emits what plans under the policy hint at.
+    Jaxprs that are rewritten are found by the plan that they follow, which the key keeps alive,
+    functions that emit a group by that and the types of its inputs.
     """
 
-    policy: PrecisionPolicy
-    repeated: frozenset[Fusion] = frozenset()
+    policy: PrecisionPolicy  # also of derivative rules, which are planned when JAX traces them
+    repeated: frozenset[Fusion] = frozenset()  # groups that are emitted more than once
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
     fused: dict[tuple[Fusion, tuple[Any, ...]], Callable[..., Any]] = field(default_factory=dict)
     emitter: Emitter = field(init=False)
@@ -70,12 +66,7 @@ class RuleContext:
 
 @dataclass(frozen=True, slots=True)
 class RoundedResults:
-    """Results of an equation that come with their roundings.
-
-    Attributes:
-      results: the results.
-      roundings: per result, the same in a narrow format; readers of that format share it.
-    """
+    """Results of an equation, and the same in a narrow format, which readers of that share."""
 
     results: Sequence[Any]
     roundings: Sequence[Any] = ()

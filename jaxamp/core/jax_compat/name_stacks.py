@@ -74,12 +74,10 @@ _Scope = _source_info_util.Scope
 
 
 class CommonNames(NamedTuple):
-    """Names that the name stacks of all equations of a group begin with.
+    """How many names the name stacks of all equations of a group begin with.
 
-    Attributes:
-      entries: how many entries of their name stacks are the same, from the outermost on.
-      scopes: how many names are the same after those, once transformations are left aside: what
-        `jvp(layer/norm)` and `transpose(jvp(layer/norm))` have in common.
+    After `entries` that are the same, `scopes` are so once transformations are left aside: what
+    `jvp(layer/norm)` and `transpose(jvp(layer/norm))` have in common.
     """
 
     entries: int = 0

@@ -11,14 +11,7 @@ from jaxamp.plan.graph.graph import Graph
 
 
 class Dataflow(NamedTuple):
-    """A program, and where its values come from and go.
-
-    Attributes:
-      graph: the program.
-      provenance: where each value comes from.
-      uses: what each value is used for.
-      regions: which values are fused.
-    """
+    """A program, and where its values come from, what they are used for, and which are fused."""
 
     graph: Graph
     provenance: Provenance

@@ -108,62 +108,39 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Carry:
-    """A loop carry.
+    """A loop carry: its values, and whether it stays in its original dtype."""
 
-    Attributes:
-      init: its value before the loop.
-      inner: its value at the start of an iteration.
-      out: its value at the end of an iteration.
-      result: its value after the loop.
-      keeps_dtype: whether it stays in its original dtype.
-    """
-
-    init: int
-    inner: int
-    out: int
-    result: int
+    init: int  # before the loop
+    inner: int  # at the start of an iteration
+    out: int  # at the end of an iteration
+    result: int  # after the loop
     keeps_dtype: bool
 
 
 @dataclass(slots=True, eq=False)
 class Nest:
-    """An equation that holds jaxprs.
-
-    Attributes:
-      eqn: the equation.
-      op: the primitive's entry in the table.
-      scope: its name stack, enclosing equations first.
-      entries: per operand, the value inside whose storage the operand takes.
-      outs: its results.
-      frames: the jaxprs, in the order of the parameters that hold them.
-      keeps_signature: whether the jaxprs take and return their original dtypes.
-    """
+    """An equation that holds jaxprs; as of a `Node`, but for these."""
 
     eqn: JaxprEqn
     op: Op
     scope: str
-    entries: tuple[int, ...]
+    entries: tuple[int, ...]  # per operand, the value inside whose storage it takes
     outs: tuple[int, ...]
-    frames: tuple[Frame, ...]
-    keeps_signature: bool = False
+    frames: tuple[Frame, ...]  # in the order of the parameters that hold the jaxprs
+    keeps_signature: bool = False  # whether these take and return their original dtypes
 
 
 @dataclass(slots=True, eq=False)
 class Frame:
     """A jaxpr in one of the places where it runs.
 
-    Attributes:
-      jaxpr: the jaxpr.
-      entries: its inputs.
-      sites: per equation, its node or nest, in order.
-      exits: its results.
-      returns: per result, the value whose storage it takes: for the body of a loop the carry or the
-        stacked array, for a branch the joined result.
+    What it `returns` is, per result, the value whose storage that takes: of the body of a loop the
+    carry or the stacked array, of a branch the joined result.
     """
 
     jaxpr: Jaxpr
     entries: tuple[int, ...]
-    sites: list[Node | Nest]
+    sites: list[Node | Nest]  # one per equation
     exits: tuple[int, ...]
     returns: tuple[int, ...]
 

@@ -41,19 +41,12 @@ accumulate_p = Primitive("accumulate")
 
 
 class Contraction(NamedTuple):
-    """A dot or convolution of narrow operands.
-
-    Attributes:
-      primitive: JAX's.
-      params: its parameters, but for ``preferred_element_type``.
-      narrow: the dtype in which operands and cotangents are multiplied.
-      dtype: of the result.
-    """
+    """A dot or convolution of JAX's, with narrow operands."""
 
     primitive: Primitive
-    params: tuple[tuple[str, Any], ...]
-    narrow: np.dtype
-    dtype: np.dtype
+    params: tuple[tuple[str, Any], ...]  # but for ``preferred_element_type``
+    narrow: np.dtype  # in which operands and cotangents are multiplied
+    dtype: np.dtype  # of the result
 
     def words(self) -> dict[str, Any]:
         """Return all parameters of JAX's primitive."""

@@ -37,21 +37,13 @@ register_op_kind(narrow_collective_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
 class Sending(NamedTuple):
-    """A collective, and how its array is sent.
+    """A collective, and how its array is sent."""
 
-    Attributes:
-      collective: a primitive that moves one array between devices, linear in it.
-      params: parameters of the collective.
-      send_dtype: dtype in which the array is sent.
-      cotangent_dtype: dtype in which the cotangent is sent, and summed where the transpose sums.
-      widened: whether the result is returned in the dtype of the array too.
-    """
-
-    collective: Primitive
+    collective: Primitive  # moves one array between devices, linear in it
     params: tuple[tuple[str, Any], ...]
     send_dtype: Any
-    cotangent_dtype: Any
-    widened: bool
+    cotangent_dtype: Any  # in which the cotangent is sent, and summed where the transpose sums
+    widened: bool  # whether the result is returned in the dtype of the array too
 
     def bind(self, *operands: Any) -> Any:
         """Emit the collective itself."""
