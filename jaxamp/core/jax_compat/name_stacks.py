@@ -74,7 +74,7 @@ _Scope = _source_info_util.Scope
 
 
 class CommonNames(NamedTuple):
-    """How many names the name stacks of all equations of a group begin with.
+    """Counts of the names that all name stacks of a group of equations begin with.
 
     After `entries` that are the same, `scopes` are so once transformations are left aside: what
     `jvp(layer/norm)` and `transpose(jvp(layer/norm))` have in common.
