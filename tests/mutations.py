@@ -240,8 +240,8 @@ MUTATIONS = (
     ),
     Mutation(
         "xla/primitives/narrow_moves.py",
-        "step = eqn, place, other",
-        "step = eqn, 0, other",
+        "[_Wide(array, eqn, tuple(operands))]",
+        "[_Wide(array, eqn, tuple(operands[::-1]))]",
         "tests/xla/test_narrow_moves.py",
     ),
     Mutation(

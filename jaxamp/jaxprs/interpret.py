@@ -57,6 +57,15 @@ def evaluate(closed: ClosedJaxpr, args: Sequence[Any], emit: Emit) -> list[Any]:
     return walk(closed.jaxpr, closed.consts, args, visit)
 
 
+def emitted(closed: ClosedJaxpr, emit: Emit) -> ClosedJaxpr:
+    """Return the program that runs a jaxpr, each equation as the caller says."""
+
+    def run(*args: Any) -> list[Any]:
+        return evaluate(closed, args, emit)
+
+    return jax_compat.trace_to_jaxpr(run, closed.in_avals, closed.jaxpr.debug_info)
+
+
 def bind_nested(
     eqn: JaxprEqn, operands: Sequence[Any], bodies: Iterable[ClosedJaxpr], **changes: Any
 ) -> list[Any]:

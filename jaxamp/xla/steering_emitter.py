@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from jax import lax
@@ -15,7 +16,7 @@ from jaxamp.rewrite.emitter import Emitter
 from jaxamp.xla.hints.techniques import Technique
 from jaxamp.xla.primitives.checkpoint_barriers import (
     GroupPolicy,
-    call_fused,
+    fused,
     mark_residual,
     recomputation_barrier,
 )
@@ -66,11 +67,7 @@ class SteeringEmitter(Emitter):
             return function(*recomputation_barrier(args, group.read_by_recomputed, group.equations))
 
         inside = emitted if self._has_barriers and group.recomputed > 0 else function
-
-        def fused(*args: Any) -> list[Any]:
-            return call_fused(inside, self._group, *args)
-
-        return fused
+        return partial(fused, inside, self._group)
 
     def add(self, eqn: JaxprEqn, operands: Sequence[Any], of: CotangentRounding) -> Any:
         """Add or subtract; the transpose rounds the cotangent."""
@@ -78,11 +75,9 @@ class SteeringEmitter(Emitter):
 
     def gather(self, table: Any, indices: Any, params: dict[str, Any]) -> Any:
         """Gather one number of each row, so that its transpose is a comparison."""
-        if Technique.LABEL_COMPARISONS not in self._chosen:
-            return None
-        if not gathers_one_of_each_row(table, indices, params):
-            return None
-        return label_gather(table, indices, params)
+        is_known = gathers_one_of_each_row(table, indices, params)
+        is_chosen = is_known and Technique.LABEL_COMPARISONS in self._chosen
+        return label_gather(table, indices, params) if is_chosen else None
 
     def places(self, indices: Any, table: Any, found: Any) -> Any:
         """Put the indices of a lookup that repeats rows behind a barrier.

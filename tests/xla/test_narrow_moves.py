@@ -50,6 +50,11 @@ def joined(x: jax.Array, bias: jax.Array) -> jax.Array:
     return jnp.exp(jnp.concatenate([wide, wide[::-1]])) + bias
 
 
+def gated(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Take heads of what is computed from an array in several ways."""
+    return jnp.sqrt(jnp.exp(jax.nn.silu(x.astype(WIDE)) * bias).reshape(4, 6, 8).swapaxes(0, 1))
+
+
 X = jax.random.normal(jax.random.key(0), (4, 48), NARROW)
 BIAS = jax.random.normal(jax.random.key(1), (1, 48))
 
@@ -66,7 +71,7 @@ def changed(fn: Callable[..., Any], *args: jax.Array) -> tuple[list[Any], list[A
     return dtypes, evaluate(closed, args, jax_compat.bind)
 
 
-@pytest.mark.parametrize("fn", [widened, rounded, biased, padded, joined])
+@pytest.mark.parametrize("fn", [widened, rounded, biased, padded, joined, gated])
 def test_arrays_are_moved_while_they_are_narrow(fn: Callable[..., Any]) -> None:
     """The results are the same, bit for bit."""
     dtypes, found = changed(fn, X, BIAS)
@@ -78,8 +83,13 @@ def test_arrays_are_moved_while_they_are_narrow(fn: Callable[..., Any]) -> None:
 
 def sharpened(x: jax.Array, bias: jax.Array) -> jax.Array:
     """Move what others read in float32, too."""
-    wide = jnp.exp(x.astype(WIDE)) * x
-    return wide.T @ wide + bias.sum()
+    wide = jnp.exp(x.astype(WIDE)) * jnp.tile(bias, (4, 1))
+    return wide.T @ wide
+
+
+def added(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Move what is computed of two narrow arrays, which would be two moves."""
+    return (x.astype(WIDE) + (x * 3).astype(WIDE)).T * bias.T
 
 
 def raised(x: jax.Array, bias: jax.Array) -> jax.Array:
@@ -94,11 +104,19 @@ def joined_later(x: jax.Array, bias: jax.Array) -> jax.Array:
     return jnp.concatenate([wide * bias, wide]).T
 
 
-@pytest.mark.parametrize("fn", [sharpened, raised, joined_later])
+@pytest.mark.parametrize("fn", [sharpened, added, raised, joined_later])
 def test_what_would_change_a_number_is_moved_wide(fn: Callable[..., Any]) -> None:
     dtypes, found = changed(fn, X, BIAS)
     assert set(dtypes) == {WIDE}
     np.testing.assert_array_equal(found[0], fn(X, BIAS))
+
+
+def test_numbers_are_computed_before_they_are_repeated() -> None:
+    def repeated(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(jnp.exp(x[:, :1].astype(WIDE)), x.shape).T
+
+    eqns = narrow_moves(jax.make_jaxpr(repeated)(X)).jaxpr.eqns
+    assert [eqn.invars[0].aval.shape for eqn in eqns if eqn.primitive.name == "exp"] == [(4, 1)]
 
 
 def shifted(x: jax.Array, w: jax.Array) -> jax.Array:

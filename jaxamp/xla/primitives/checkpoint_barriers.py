@@ -91,7 +91,7 @@ def _group(policy: GroupPolicy) -> Callable[..., list[Any]]:
     return jax_compat.define_checkpoint(group_p, policy)
 
 
-def call_fused(function: Callable[..., list[Any]], policy: GroupPolicy, *args: Any) -> list[Any]:
+def fused(function: Callable[..., list[Any]], policy: GroupPolicy, *args: Any) -> list[Any]:
     """Call a flat function as one fused group."""
     return _group(policy)(function, *args)
 

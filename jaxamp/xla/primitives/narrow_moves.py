@@ -3,7 +3,7 @@
 XLA:TPU fuses few changes of layout: a shift, a transpose or a reshape that splits an axis is a
 kernel of its own. A group widens what it reads, moves it, computes, and rounds what it returns, so
 that what is moved would be stored in float32. Here it is moved before it is widened, and before
-arithmetic with what is broadcast along it, such as a bias or a tap of a filter. What is only moved
+what is computed of it alone, as a `silu` is, and of smaller arrays, as a bias. What is only moved
 before it is rounded is rounded first. The results are the same, bit for bit.
 
 A group is changed when its equation is lowered, in forward and backward passes alike.
@@ -13,8 +13,8 @@ See: ``python -m benchmarks.deviceless --target v5e --model ssd``, JAX 0.10.2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.jaxprs.interpret import evaluate
+from jaxamp.core.taxonomy import OpKind, op_of
+from jaxamp.jaxprs.interpret import emitted, evaluate
 from jaxamp.jaxprs.nested import called
 from jaxamp.plan.graph.graph import is_smaller
 
@@ -32,26 +33,28 @@ _MOVES = {
     "broadcast_in_dim", "concatenate", "pad", "reshape", "rev", "slice", "split", "squeeze",
     "transpose",
 }  # fmt: skip
-_LINEAR = {"add", "mul", "rounded_cotangent", "sub"}
+_SUMS = {"add_any", "rounded_cotangent"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Wide:
-    """A narrow array that is widened, and computed with smaller ones, where it is read.
+    """An array of float32 that is computed where it is read, from a narrow one and smaller ones.
 
     Attributes:
-      narrow: the array.
-      steps: equations that compute with it, the place of it among their operands, and the other.
+      narrow: the narrow array, which is widened.
+      eqn: an equation that is element by element, if one computes with it.
+      operands: those of the equation.
     """
 
     narrow: Any
-    steps: tuple[tuple[JaxprEqn, int, Any], ...] = ()
+    eqn: JaxprEqn | None = None
+    operands: tuple[Any, ...] = ()
 
     @cached_property
     def value(self) -> Any:
-        x = jax_compat.convert(self.narrow, np.float32)
-        for eqn, place, other in self.steps:
-            (x,) = jax_compat.bind(eqn, [other, x] if place else [x, other])
+        if self.eqn is None:
+            return jax_compat.convert(self.narrow, np.float32)
+        (x,) = jax_compat.bind(self.eqn, [*map(_value, self.operands)])
         return x
 
 
@@ -69,11 +72,7 @@ def narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 @jax_compat.weakref_lru_cache
 def _narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
-    def flat(*args: Any) -> list[Any]:
-        return evaluate(closed, args, _inlined)
-
-    avals = [var.aval for var in closed.jaxpr.invars]
-    whole = jax_compat.trace_to_jaxpr(flat, avals, closed.jaxpr.debug_info)
+    whole = emitted(closed, _inlined)
     if whole.consts:  # arrays that a call holds
         return closed
     jaxpr = whole.jaxpr
@@ -89,7 +88,7 @@ def _narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
     def run(*args: Any) -> list[Any]:
         return [*map(_value, evaluate(whole, early(jaxpr.invars, args), emit))]
 
-    return jax_compat.trace_to_jaxpr(run, avals, jaxpr.debug_info)
+    return jax_compat.trace_to_jaxpr(run, whole.in_avals, jaxpr.debug_info)
 
 
 def _inlined(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
@@ -110,8 +109,7 @@ def _find_rounded(jaxpr: Jaxpr) -> dict[Any, Any]:
         for var in eqn.invars:
             if isinstance(var, Var) and getattr(var.aval, "dtype", None) == np.float32:
                 wanted.setdefault(var, set()).update(found)
-    alone = {var: found for var, found in wanted.items() if len(found) == 1}
-    return {var: dtype for var, (dtype,) in alone.items() if dtype is not None}
+    return {var: dtype for var, (dtype, *others) in wanted.items() if dtype and not others}
 
 
 def _is_narrow(dtype: Any) -> bool:
@@ -123,35 +121,34 @@ def _value(x: Any) -> Any:
 
 
 def _rounded(x: Any, dtype: Any) -> _Wide:
-    is_same = isinstance(x, _Wide) and not x.steps and x.narrow.dtype == dtype
+    is_same = isinstance(x, _Wide) and not x.eqn and x.narrow.dtype == dtype
     return x if is_same else _Wide(jax_compat.convert(_value(x), dtype))
 
 
 def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Return the results of an equation, those that wait to be widened as such."""
     found = _moved(eqn, operands) if eqn.primitive.name in _MOVES else _computed(eqn, operands)
-    if found is not None:
-        return found
-    if eqn.primitive is lax.convert_element_type_p:
-        (x,), dtype = operands, eqn.params["new_dtype"]
-        if isinstance(x, _Wide):
-            if not x.steps and x.narrow.dtype == dtype:
-                return [x.narrow]
-        elif dtype == np.float32 and np.ndim(x) and _is_narrow(x.dtype):
-            return [_Wide(x)]
-    return jax_compat.bind(eqn, [*map(_value, operands)])
+    if found is None and eqn.primitive is lax.convert_element_type_p:
+        found = _converted(operands[0], eqn.params["new_dtype"])
+    return jax_compat.bind(eqn, [*map(_value, operands)]) if found is None else found
+
+
+def _converted(x: Any, dtype: Any) -> list[Any] | None:
+    if isinstance(x, _Wide):
+        return [x.narrow] if not x.eqn and x.narrow.dtype == dtype else None
+    return [_Wide(x)] if dtype == np.float32 and np.ndim(x) and _is_narrow(x.dtype) else None
 
 
 def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
-    """Return what is computed when it is read, of one wide array and a smaller one."""
-    waiting = [i for i, x in enumerate(operands) if isinstance(x, _Wide)]
-    if eqn.primitive.name not in _LINEAR or len(waiting) != 1:
+    """Return what is computed when it is read, of one narrow array and of smaller ones."""
+    waiting = [x for x in operands if isinstance(x, _Wide)]
+    is_known = op_of(eqn.primitive).kind is OpKind.ELEMENTWISE or eqn.primitive.name in _SUMS
+    if not is_known or len({id(x.narrow) for x in waiting}) != 1:
         return None
-    (place,) = waiting
-    x, other = operands[place], operands[1 - place]
-    step = eqn, place, other
-    is_beside = is_smaller(np.size(other), x.narrow.size)
-    return [replace(x, steps=(*x.steps, step))] if is_beside else None
+    array, (result,) = waiting[0].narrow, eqn.outvars
+    is_wide = result.aval.dtype == np.float32  # type: ignore[attr-defined]
+    is_alone = all(isinstance(x, _Wide) or is_smaller(np.size(x), array.size) for x in operands)
+    return [_Wide(array, eqn, tuple(operands))] if is_wide and is_alone else None
 
 
 def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
@@ -159,33 +156,43 @@ def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     array = operands[0]
     if not isinstance(array, _Wide):
         return None
-    if eqn.primitive is lax.pad_p:
-        if not _keeps_zeros(eqn, array):
-            return None
-        zero = np.zeros((), array.narrow.dtype)
-        return [replace(array, narrow=lax.pad(array.narrow, zero, eqn.params["padding_config"]))]
+    is_broadcast, size = eqn.primitive is lax.broadcast_in_dim_p, eqn.outvars[0].aval.size  # type: ignore[attr-defined]
+    if is_broadcast and array.eqn and is_smaller(array.narrow.size, size):
+        return None  # what is repeated is computed once
     if eqn.primitive is lax.concatenate_p:
-        parts = [x.narrow for x in operands if isinstance(x, _Wide) and not x.steps]
+        parts = [x.narrow for x in operands if isinstance(x, _Wide) and not x.eqn]
         is_one_kind = len(parts) == len(operands) and len({x.dtype for x in parts}) == 1
         return [_Wide(*jax_compat.bind(eqn, parts))] if is_one_kind else None
-    found = [_Wide(x) for x in jax_compat.bind(eqn, [array.narrow])]
-    for step, place, other in array.steps:
-        beside = [other] * len(found)
-        if np.ndim(other):
-            shape = array.narrow.shape
-            beside = jax_compat.bind(eqn, [lax.broadcast_in_dim(other, shape, range(len(shape)))])
-        found = [
-            replace(x, steps=(*x.steps, (step, place, y)))
-            for x, y in zip(found, beside, strict=True)
-        ]
-    return found
+    is_pad, shape = eqn.primitive is lax.pad_p, array.narrow.shape
+
+    def move(x: Any) -> list[Any]:
+        if x is array.narrow:
+            return jax_compat.bind(eqn, [x, *[np.zeros((), x.dtype)] * is_pad])
+        if is_pad or not np.ndim(x):
+            return [x] * len(eqn.outvars)
+        return jax_compat.bind(eqn, [lax.broadcast_in_dim(x, shape, range(len(shape)))])
+
+    return None if is_pad and not _keeps_zeros(eqn, array) else _changed(array, move, {})
+
+
+def _changed(x: Any, move: Callable[[Any], list[Any]], found: dict[int, list[Any]]) -> list[Any]:
+    """Return for each result of a move what is computed of the moved arrays."""
+    if id(x) not in found and isinstance(x, _Wide):
+        parts = zip(*(_changed(y, move, found) for y in (x.narrow, *x.operands)), strict=True)
+        found[id(x)] = [_Wide(narrow, x.eqn, tuple(operands)) for narrow, *operands in parts]
+    elif id(x) not in found:
+        found[id(x)] = move(x)
+    return found[id(x)]
 
 
 def _keeps_zeros(pad: JaxprEqn, array: _Wide) -> bool:
     """Return whether zeros are put beside an array that is multiplied by the same along there."""
     fill, edges = pad.invars[1], pad.params["padding_config"]
     axes = [axis for axis, edge in enumerate(edges) if any(edge)]
-    others = [np.shape(other) for eqn, _, other in array.steps if eqn.primitive is lax.mul_p]
-    is_even = all(shape[axis : axis + 1] in ((), (1,)) for shape in others for axis in axes)
-    is_zero = isinstance(fill, Literal) and jax_compat.literal_value(fill) == 0
-    return is_zero and is_even and len(others) == len(array.steps)
+
+    def keeps(x: Any) -> bool:
+        if isinstance(x, _Wide):
+            return not x.eqn or (x.eqn.primitive is lax.mul_p and all(map(keeps, x.operands)))
+        return all(np.shape(x)[axis : axis + 1] in ((), (1,)) for axis in axes)
+
+    return isinstance(fill, Literal) and jax_compat.literal_value(fill) == 0 and keeps(array)

@@ -27,8 +27,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, lookup
-from jaxamp.jaxprs.interpret import bind_nested, evaluate
+from jaxamp.core.taxonomy import OpKind, op_of
+from jaxamp.jaxprs.interpret import bind_nested, emitted
 from jaxamp.jaxprs.nested import nested
 
 
@@ -55,13 +55,7 @@ def _has_row_broadcasts(closed: ClosedJaxpr) -> bool:
 
 @jax_compat.weakref_lru_cache
 def _flattened(closed: ClosedJaxpr) -> ClosedJaxpr:
-    emit = partial(_emit, find_transposed(closed.jaxpr))
-
-    def run(*args: Any) -> list[Any]:
-        return evaluate(closed, args, emit)
-
-    avals = [var.aval for var in closed.jaxpr.invars]
-    return jax_compat.trace_to_jaxpr(run, avals, closed.jaxpr.debug_info)
+    return emitted(closed, partial(_emit, find_transposed(closed.jaxpr)))
 
 
 def _emit(columns: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
@@ -175,8 +169,7 @@ def _alike(eqn: JaxprEqn) -> list[tuple[Var, Var]]:
 
 def _is_elementwise(eqn: JaxprEqn) -> bool:
     """Return whether an equation computes each number of its results from one of each operand."""
-    described = lookup(eqn.primitive)
-    return described is not None and described.kind is OpKind.ELEMENTWISE
+    return op_of(eqn.primitive).kind is OpKind.ELEMENTWISE
 
 
 def _shape_of(atom: Any) -> tuple[int, ...]:

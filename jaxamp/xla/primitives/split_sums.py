@@ -23,7 +23,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
-from jaxamp.jaxprs.interpret import bind_nested, evaluate
+from jaxamp.jaxprs.interpret import bind_nested, emitted
 from jaxamp.xla.primitives.row_broadcasts import nested_bodies
 
 _TERMS, _PARTS = 256, 32
@@ -56,11 +56,7 @@ def _has_middle_sums(closed: ClosedJaxpr) -> bool:
 
 @jax_compat.weakref_lru_cache
 def _split(closed: ClosedJaxpr) -> ClosedJaxpr:
-    def run(*args: Any) -> list[Any]:
-        return evaluate(closed, args, _emit)
-
-    avals = [var.aval for var in closed.jaxpr.invars]
-    return jax_compat.trace_to_jaxpr(run, avals, closed.jaxpr.debug_info)
+    return emitted(closed, _emit)
 
 
 def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
