@@ -279,7 +279,7 @@ class Search:
     def _flow(self, unit: Unit) -> Flow | None:
         """Return how tokens go through an equation; ``None`` if it mixes them, or has an effect."""
         given = [self.rows.get(a) if isinstance(a, int) else None for a in unit.ins]
-        if not any(given) or unit.eqn.effects or len(numbers(unit.outs)) < len(unit.outs):
+        if not any(given) or unit.eqn.effects:
             return None
         found = flow(unit.eqn, given, self.places(unit))
         if found is None or any(
@@ -337,19 +337,15 @@ class Search:
                     return axis
             return None
         unit = self.level.makers.get(indices) if isinstance(indices, int) else None
-        if unit is None:
-            return None
-        if unit.eqn.primitive.name == "convert_element_type":
-            return self._counted(unit.ins[0], number)
-        if unit.eqn.primitive.name != "concatenate":
+        if unit is None or unit.eqn.primitive.name != "concatenate":
             return None
         for atom, var in zip(unit.ins, unit.eqn.invars, strict=True):
-            shape = var.aval.shape  # type: ignore[attr-defined]
-            if unit.eqn.params["dimension"] != len(shape) - 1:
+            *axes, size = var.aval.shape  # type: ignore[attr-defined]
+            if unit.eqn.params["dimension"] < len(axes):
                 return None
-            if number < shape[-1]:
+            if number < size:
                 return self._counted(atom, number)
-            number -= shape[-1]
+            number -= size
         return None
 
     # What the program reads.
@@ -383,8 +379,6 @@ class Search:
         order = {unit: i for i, unit in enumerate(self.level.equations())}
         for made in passes:
             made.steps = dict(sorted(made.steps.items(), key=lambda item: order[item[0][0]]))
-        if not any(made.outputs for made in passes):
-            raise Stays("no operation reads it")
         return [made for made in passes if made.outputs]
 
     def _has_own_matrix(self, unit: Unit, flowing: Flow) -> bool:

@@ -73,18 +73,18 @@ def flow(
 
     Args:
       eqn: the equation.
-      operands: per operand where its tokens are, if that is known.
+      operands: per operand where its tokens are, if that is known; it is of one at least.
       places: of a lookup, per number of an index the axis of the indices that it counts.
     """
     shapes, results = _shapes(eqn)
+    given = [(i, rows) for i, rows in enumerate(operands) if rows is not None]
     if eqn.primitive.name == "reshape":
-        (rows,) = operands
-        moved = rows and eqn.params["dimensions"] is None and _reshaped(rows, shapes[0], results[0])
+        ((_, rows),) = given
+        moved = eqn.params["dimensions"] is None and _reshaped(rows, shapes[0], results[0])
         return Flow((rows,), moved) if moved else None
     if eqn.primitive.name in ("slice", "pad"):
-        return _cut(eqn, operands)
+        return _cut(eqn, given[0][1])  # what fills a padding has no axis
     labels = _labels(eqn, shapes, results[0], places)
-    given = [(i, rows) for i, rows in enumerate(operands) if rows is not None]
     if labels is None or any(r != results[0] for r in results):
         return None
     found = {(labels.operands[i][r.axis], *r[1:]) for i, r in given}
@@ -160,25 +160,18 @@ def _reshaped(rows: Rows, shape: Sequence[int], new: Sequence[int]) -> Rows | No
     return None
 
 
-def _cut(eqn: JaxprEqn, operands: Sequence[Rows | None]) -> Flow | None:
+def _cut(eqn: JaxprEqn, rows: Rows) -> Flow | None:
     """Return how tokens go through a slice or a padding, along their own axis too."""
-    rows, params = operands[0], eqn.params
-    if rows is None:
-        return None
+    (whole, *numbers), (part,) = _shapes(eqn)
     if eqn.primitive.name == "pad":
-        low, high, within = params["padding_config"][rows.axis]
-        if within or any(operands[1:]):
-            return None
+        low, _, apart = eqn.params["padding_config"][rows.axis]
     else:
-        if params["strides"] is not None:
-            return None
-        (whole,), (part,) = _shapes(eqn)
-        low = -params["start_indices"][rows.axis]
-        high = part[rows.axis] - whole[rows.axis] - low
-    if (low or high) and (rows.outer, rows.inner) != (1, 1):
+        low, apart = -eqn.params["start_indices"][rows.axis], eqn.params["strides"]
+    high = part[rows.axis] - whole[rows.axis] - low
+    if apart or ((low or high) and (rows.outer, rows.inner) != (1, 1)):
         return None
     start, length = rows.start - low, rows.length + low + high
-    return Flow((rows, None)[: len(operands)], rows._replace(start=start, length=length))
+    return Flow((rows, *(None for _ in numbers)), rows._replace(start=start, length=length))
 
 
 _BESIDE = frozenset({"add_any", "convert_element_type", "and", "or", "not", "xor", "stop_gradient",

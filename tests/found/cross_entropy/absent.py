@@ -47,7 +47,7 @@ def main(target: str, file: str) -> None:
         for name, (shape, layer, head) in MESHES.items():
             mesh = Mesh(devices.reshape(shape), ("x", "y"))
             for order in ("grad(amp(f))", "amp(grad(f))"):
-                words = {"stored": False, "chunks": None}
+                words = {"stored": False, "chunks": "memory"}
                 row = {w: _counted(order, given, mesh, layer, head) for w, given in words.items()}
                 out.write(json.dumps({"mesh": name, "order": order, **row}) + "\n")
 
