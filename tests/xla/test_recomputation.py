@@ -804,6 +804,21 @@ def test_cotangents_behind_a_batch_norm_are_rounded_once(dense: Any, curve: Any)
         assert jnp.linalg.norm(found - plain) <= 0.1 * jnp.linalg.norm(plain)
 
 
+def test_the_cotangent_behind_a_running_sum_is_not_rounded() -> None:
+    """Nothing is reduced over rows, as behind a batch norm: quantiles and their pinball loss."""
+    x, y = jnp.ones((TOKENS, 8)), jnp.arange(TOKENS)[:, None] / TOKENS
+    tau = jnp.array([0.1, 0.5, 0.9])
+
+    def pinball(b: jax.Array, w: jax.Array) -> jax.Array:
+        steps = jax.nn.softplus(jnp.tanh(x @ w) @ w[:, :3] + b)
+        rest = y - jnp.cumsum(steps, -1)
+        return jnp.maximum(tau * rest, (tau - 1) * rest).mean()
+
+    args = jnp.zeros(3), jnp.full((8, 8), 0.25)
+    mixed, plain = jax.grad(amp(pinball, POLICY))(*args), jax.grad(pinball)(*args)
+    assert jnp.abs(mixed - plain).max() <= 1e-3 * jnp.abs(plain).max()
+
+
 def filtered(w: jax.Array, x: jax.Array) -> jax.Array:
     """Three taps along the words."""
     padded = jnp.pad(x @ w[1], ((2, 0), (0, 0)))

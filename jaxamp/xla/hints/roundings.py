@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence, Set
 
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
+from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, is_window, reduces_rows
 from jaxamp.plan.decision import CotangentRounding
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.consumers import find_parts
@@ -176,7 +176,7 @@ def _find_normalized(
     read = bytearray(len(graph.avals))  # whether a cotangent comes from elsewhere already
     for node in graph.nodes:
         if node.role is Role.REDUCE:
-            is_reduced = not reduces_rows(graph, node)
+            is_reduced = not (is_window(graph, node) or reduces_rows(graph, node))
         else:
             is_reduced = node.role in ARITHMETIC and union(reduced, node.ins)
         for value in node.outs if is_reduced else ():

@@ -699,6 +699,12 @@ def nystrom(x: Array, z: Array, times: By = jnp.matmul) -> Array:
     return jnp.exp(-subtracted(x, x) / 16) - times(near, jnp.linalg.solve(k, far))
 
 
+def ridge_fit(x: Array, z: Array, times: By = jnp.matmul) -> Array:
+    """The fit of a kernel ridge regression: large coefficients of both signs cancel in it."""
+    k = jnp.exp(-subtracted(x, x) / 64)
+    return times(k, jnp.linalg.solve(k + 1e-2 * jnp.eye(len(x)), z))
+
+
 def recursive(p: Array, x: Array, times: By = jnp.matmul) -> Array:
     """Recursive least squares: the gain is divided by what the covariance makes of the input."""
 
@@ -783,6 +789,7 @@ REMAINDERS = {
         (_TURN,),
     ),
     "nystrom": (nystrom, functools.partial(nystrom, times=_times), (X, X[:6])),
+    "ridge fit": (ridge_fit, functools.partial(ridge_fit, times=_times), (X, jnp.sin(X[:, :2]))),
     "recursive": (recursive, functools.partial(recursive, times=_times), (_SYSTEM, X[:, 0] / 8)),
     **{
         f"solved {name}": (
