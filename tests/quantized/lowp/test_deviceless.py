@@ -208,4 +208,5 @@ def test_a_step_moves_fewer_bytes_than_in_bf16(target, shares, copies, once, spe
         assert plain.seconds / row.seconds > speed
     weights = [row.causes.get("weights", 0) / plain.causes["weights"] for row in rows]
     assert max(weights[:2]) < once + 0.001  # one read of each in float32, one write in 8 bits
-    assert max(weights[2:]) < 0.001  # the optimizer writes the 8 bits, which products read
+    # The optimizer writes the 8 bits, which products read: nothing is left but Hopper's copies.
+    assert max(weights[2:]) < once - 5 / 6 + 0.001
