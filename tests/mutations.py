@@ -402,8 +402,8 @@ MUTATIONS = (
     ),
     Mutation(
         "xla/steering_emitter.py",
-        "if Technique.LABEL_COMPARISONS not in self._chosen:",
-        "if Technique.LABEL_COMPARISONS in self._chosen:",
+        "is_known and Technique.LABEL_COMPARISONS in self._chosen",
+        "is_known and Technique.LABEL_COMPARISONS not in self._chosen",
         "tests/xla/test_techniques.py",
     ),
     Mutation(
