@@ -144,8 +144,8 @@ MUTATIONS = (
     ),
     Mutation(
         "plan/dataflow/uses.py",
-        "bits[value] |= STOPS_LOOP | TESTED",
-        "bits[value] |= 0",
+        "mark(bits, graph.predicates, STOPS_LOOP | TESTED)",
+        "mark(bits, graph.predicates, 0)",
         "tests/plan tests/numerics/test_hostile.py",
     ),
     Mutation(
