@@ -1,4 +1,7 @@
-"""What is before and after a linear solve or a fixed point is lowered like anything else."""
+"""What is before and after an iterative solve or a fixed point is lowered like anything else.
+
+After a solve by factors a product is not: coefficients of both signs may cancel in it.
+"""
 
 from __future__ import annotations
 
@@ -100,9 +103,9 @@ def _gradient(fn: Program) -> Program:
 
 SHARES = {
     projected: (0.0, 0.0),
-    solved: (0.0, 0.0),
+    solved: (1 / 4, 0.37),
     equilibrium: (1 / 3, None),  # a while loop has no gradient
-    fitted: (4 / 15, 0.12),
+    fitted: (1 / 3, 0.21),
 }
 """What stays float32 forward, and at most in the gradient."""
 
@@ -120,8 +123,8 @@ def test_the_share_of_flops_that_is_kept(program: Program, policy: str) -> None:
 def test_only_what_is_iterated_on_or_factored_is_kept(policy: str) -> None:
     assert _narrow(projected, policy) == [True] * 4
     assert _narrow(equilibrium, policy) == [True, False, True]
-    assert _narrow(fitted, policy) == [True, False, True, True]
-    assert _narrow(solved, policy) == [True] * 4
+    assert _narrow(fitted, policy) == [True, False, True, False]
+    assert _narrow(solved, policy) == [True, True, False, True]
 
 
 @pytest.mark.parametrize("policy", LOW)

@@ -4,8 +4,7 @@
 Laplacian `degree * x - a @ x` those of neighbours. The matrix may be formed before: `eye(n) - 1/n`,
 `diag(degree) - a`, or whatever known numbers add up to nothing in most rows. A Schur complement, as
 the variance of a Gaussian process, is what remains of `c` in `c - k.T @ solve(a, k)`, or of its
-diagonal in `c - sum(k * solve(a, k), 0)`. A solution leaves `b - a @ x`, whatever is added to `x`;
-`a @ solve(a + c, b)`, the fit of a kernel ridge regression, is as small as `b`, though `x` is not.
+diagonal in `c - sum(k * solve(a, k), 0)`. A solution leaves `b - a @ x`, whatever is added to `x`.
 Two products of one array are as alike, such as means or selected rows. And distances that squares
 cancel, `|x|² - 2 x @ m.T + |m|²`, are differences of `x` and `m` as well.
 """
@@ -18,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from jaxamp.plan.conditioning.arrays import ADDS, Arrays, multiplies
+from jaxamp.plan.conditioning.arrays import Arrays, multiplies
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import closure, descendants, is_square
+from jaxamp.plan.graph.consumers import descendants, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _NONE: frozenset[int] = frozenset()
@@ -55,8 +54,7 @@ def find_remainders(
             found.update(dict.fromkeys(_factors(arrays, (other,), of=one), (one,)))
         else:
             found.update((node, node.ins) for node in _alike(arrays, known, one, other))
-    undone = (n for n in products if solved and _undoes(arrays, n, solved))
-    found.update((node, node.ins) for node in (*_orthogonal(arrays, known), *undone))
+    found.update((node, node.ins) for node in _orthogonal(arrays, known))
     return {node: found[node] for node in products if node in found}
 
 
@@ -71,18 +69,6 @@ def _multiplied(arrays: Arrays, value: int, solved: set[int]) -> Sequence[int]:
     is_form = arrays.is_linear(one, (other,)) or arrays.is_linear(other, (one,))
     is_found = any(by_solver) if is_form or multiplies(node) else all(by_solver)
     return read if is_found else ()
-
-
-def _undoes(arrays: Arrays, node: Node, solved: set[int]) -> bool:
-    """Return whether a node multiplies a solution by what it was solved with, or a term of that."""
-
-    def made_of(value: int) -> Iterable[int]:
-        node = arrays.makers.get(value)
-        return arrays.read(node) if node and (node.role is Role.FIXED or node.name in ADDS) else ()
-
-    one, other = (arrays.origins[v] for v in node.ins[:2])
-    pairs = (one, other), (other, one)
-    return any(x in solved and a != x and a in closure([x], made_of) for x, a in pairs)
 
 
 def _is_residual(arrays: Arrays, value: int, of: int) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Collection
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
-from jaxamp.plan.graph.sweeps import column, forward, union
+from jaxamp.plan.graph.sweeps import column, forward, mark, union
 
 STATE = 1  # computed from a boundary float by elementwise operations and movement alone
 DENSE = 2  # computed by or from Compute without reducing axes: of an activation's size
 STATISTIC = 4  # reduced from other values (a mean, a norm, a maximum), not dense
-SOLVED = 8  # result of a matrix factorization
+SOLVED = 8  # result of a matrix factorization, or of a solver that reads one
 LAYER = 16  # a slice of a stacked boundary value in a loop: a layer's weights
 WIDENED = 32  # an explicit cast from a narrower float
 LARGE = 64  # may contain a constant that is infinite in the narrow format
@@ -152,9 +152,8 @@ def _convert(graph: Graph, bits: bytearray, node: Node) -> None:
 
 
 def _fixed(graph: Graph, bits: bytearray, node: Node) -> None:
-    for out in node.outs:
-        if node.trait is Trait.LINALG:
-            bits[out] |= SOLVED
+    factored = SOLVED if node.trait is Trait.LINALG else union(bits, node.ins) & SOLVED
+    mark(bits, node.outs, factored)
 
 
 def _link(graph: Graph, bits: bytearray, node: Node) -> None:

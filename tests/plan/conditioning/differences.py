@@ -699,10 +699,13 @@ def nystrom(x: Array, z: Array, times: By = jnp.matmul) -> Array:
     return jnp.exp(-subtracted(x, x) / 16) - times(near, jnp.linalg.solve(k, far))
 
 
-def ridge_fit(x: Array, z: Array, times: By = jnp.matmul) -> Array:
+def ridge_fit(x: Array, z: Array, times: By = jnp.matmul, away: float = 0.0) -> Array:
     """The fit of a kernel ridge regression: large coefficients of both signs cancel in it."""
-    k = jnp.exp(-subtracted(x, x) / 64)
-    return times(k, jnp.linalg.solve(k + 1e-2 * jnp.eye(len(x)), z))
+    k, near = (jnp.exp(-subtracted(x + by, x) / 64) for by in (0.0, away))
+    return times(near, jnp.linalg.solve(k + 1e-2 * jnp.eye(len(x)), z))
+
+
+ridge_mean = functools.partial(ridge_fit, away=0.1)  # at other points
 
 
 def recursive(p: Array, x: Array, times: By = jnp.matmul) -> Array:
@@ -789,7 +792,10 @@ REMAINDERS = {
         (_TURN,),
     ),
     "nystrom": (nystrom, functools.partial(nystrom, times=_times), (X, X[:6])),
-    "ridge fit": (ridge_fit, functools.partial(ridge_fit, times=_times), (X, jnp.sin(X[:, :2]))),
+    **{
+        name: (fn, functools.partial(fn, times=_times), (X, jnp.sin(X[:, :2])))
+        for name, fn in (("ridge fit", ridge_fit), ("ridge mean", ridge_mean))
+    },
     "recursive": (recursive, functools.partial(recursive, times=_times), (_SYSTEM, X[:, 0] / 8)),
     **{
         f"solved {name}": (

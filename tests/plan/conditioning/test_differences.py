@@ -46,6 +46,7 @@ def test_products_say_why_they_are_not_rounded(name: str) -> None:
     case = CASES[name]
     whys = {d.reason: d.operand for d in plan_of(case.fn)(*case.args).decisions()}
     said = [why for why in whys if re.search("nearly cancel|periodic|leaves a difference", why)]
+    said = said or [why for why in whys if why == "reads the result of a matrix factorization"]
     wanted = [Precision.F32] * (1 + (name in MADE_BY_PRODUCTS))
     assert [whys[why] for why in said] == wanted or name.startswith("phase outer")
 
