@@ -1,4 +1,4 @@
-"""Find products that make the residual of a solver's step, as in `x - solve(j, f(x))`.
+"""Find products around solvers: of a step's residual, as in `x - solve(j, f(x))`, or of a solution.
 
 A solution is as good as its right-hand side, which may be rounded like any other value. A step of
 Newton's method, or Gauss's, is added to what its right-hand side was made from: steps end where the
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.dataflow.constraints import Constraint
+from jaxamp.plan.conditioning.arrays import Arrays
+from jaxamp.plan.dataflow.constraints import READS_SOLUTION, Constraint
 from jaxamp.plan.graph.graph import Graph, Link, Node
 from jaxamp.plan.graph.sweeps import mark, union
 
@@ -44,6 +45,19 @@ def find_solver_steps(graph: Graph, products: Sequence[Node]) -> dict[Node, Cons
     for node in reversed(graph.nodes):
         mark(needed, node.ins, union(needed, node.outs))
     return {n: STEP for n in products if union(made, n.ins) & needed[n.outs[0]]}
+
+
+def find_solved(arrays: Arrays, products: Sequence[Node]) -> dict[Node, Constraint]:
+    """Return the products that read what a factorization made, or a solver that reads one."""
+    made, origins = set[int](), arrays.origins
+
+    def reads(node: Node) -> bool:
+        return any(origins[value] in made for value in node.ins)
+
+    for node in arrays.graph.nodes:
+        if node.trait is Trait.LINALG or (node.trait is Trait.SOLVER and reads(node)):
+            made.update(node.outs)
+    return {node: READS_SOLUTION for node in products if made and reads(node)}
 
 
 def _has_one_side(graph: Graph, solve: Node) -> bool:

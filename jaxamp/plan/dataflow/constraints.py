@@ -24,6 +24,7 @@ class Constraint(NamedTuple):
     guard: Guard | None
 
 
+READS_SOLUTION = Constraint("reads the result of a matrix factorization", Guard.NO_KERNEL)
 CAST = Constraint("an operand was cast to f32 explicitly", None)
 WRITTEN = Constraint("multiplies numbers that the program makes of known ones", Guard.NO_GAIN)
 
@@ -54,7 +55,7 @@ def constrain_contraction(
         if flags & FEEDS_FACTORIZATION:
             return Constraint("feeds a matrix factorization", Guard.NO_KERNEL)
         if known & SOLVED:
-            return Constraint("reads the result of a matrix factorization", Guard.NO_KERNEL)
+            return READS_SOLUTION
     for constraint in misstated(graph, provenance, floats, low):
         if constraint.guard in guards:
             return constraint

@@ -152,8 +152,9 @@ def _convert(graph: Graph, bits: bytearray, node: Node) -> None:
 
 
 def _fixed(graph: Graph, bits: bytearray, node: Node) -> None:
-    factored = SOLVED if node.trait is Trait.LINALG else union(bits, node.ins) & SOLVED
-    mark(bits, node.outs, factored)
+    reads_solution = node.trait is Trait.SOLVER and union(bits, node.ins) & SOLVED
+    if reads_solution or node.trait is Trait.LINALG:
+        mark(bits, node.outs, SOLVED)
 
 
 def _link(graph: Graph, bits: bytearray, node: Node) -> None:
