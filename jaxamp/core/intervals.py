@@ -57,9 +57,13 @@ def hull(*parts: Interval) -> Interval:
 def rising(
     curve: Callable[[float], float], start: float = -_INF, bottom: float = -_INF, top: float = _INF
 ) -> Transfer:
-    """Return the transfer of a rising function, not defined below where it starts.
+    """Return the transfer of a rising function.
 
-    `bottom` is its limit there, and `top` that at infinity.
+    Args:
+      curve: the function, of a finite number.
+      start: below it the function is not defined.
+      bottom: its limit there.
+      top: its limit at infinity.
     """
 
     def at(x: float) -> float:

@@ -22,7 +22,12 @@ def walk(
 ) -> list[Any]:
     """Visit the equations of a jaxpr in order, with an environment of values of any kind.
 
-    `visit` gets an equation and the values of its operands, and returns those of its results.
+    Args:
+      jaxpr: the program.
+      consts: values of its constants.
+      args: values of its inputs.
+      visit: gets an equation and the values of its operands, and returns those of its results.
+      literal: gives the value of a literal.
 
     >>> import jax
     >>> jaxpr = jax.make_jaxpr(lambda x: 2.0 * jax.numpy.sin(x))(0.0).jaxpr
@@ -69,9 +74,14 @@ def emitted(closed: ClosedJaxpr, emit: Emit) -> ClosedJaxpr:
 def bind_nested(
     eqn: JaxprEqn, operands: Sequence[Any], bodies: Iterable[ClosedJaxpr], **changes: Any
 ) -> list[Any]:
-    """Bind the primitive of an equation to other operands, with as many other jaxprs inside.
+    """Bind the primitive of an equation to other operands, with other jaxprs inside.
 
-    Constants of one that replaces the open jaxpr of a call become its first operands.
+    Args:
+      eqn: the equation.
+      operands: those of the new one.
+      bodies: the jaxprs that it holds, as many as `eqn`. Constants of one that replaces the open
+        jaxpr of a call become its first operands.
+      **changes: other parameters that change.
     """
     bodies = list(bodies)
     if wiring(eqn) is Wiring.CALL and bodies[0].consts and is_open(eqn):

@@ -38,7 +38,14 @@ Groupings = Sequence[Sequence[int]]  # by indices of equations
 class Draft(NamedTuple):
     """Precisions of a program so far, of which a pass makes new choices for some nodes.
 
-    It updates in which precision values are `stored`, and leaves `choices` as they are.
+    Attributes:
+      policy: the policy.
+      graph: the program.
+      flow: where values come from, what they are for, and which are fused.
+      hazards: what loses accuracy in a narrow format.
+      forced: what the user has decided.
+      stored: precision in which each value is stored; a pass updates it.
+      choices: what was chosen for each node; a pass leaves it as it is.
     """
 
     policy: PrecisionPolicy

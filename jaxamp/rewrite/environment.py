@@ -54,7 +54,15 @@ class Environment:
         barriers: Iterable[bool] = repeat(False),
         residuals: Iterable[bool] = repeat(False),
     ) -> None:
-        """Store values in precisions; a barrier keeps a rounding, a fused group its residuals."""
+        """Store values.
+
+        Args:
+          variables: their variables.
+          values: the values.
+          precisions: per value, the precision that it is stored in.
+          barriers: per value, whether an optimization barrier keeps its rounding.
+          residuals: per value, whether it is marked as a residual of a fused group.
+        """
         columns = zip(variables, values, precisions, barriers, residuals, strict=False)
         for var, value, precision, has_barrier, is_residual in columns:
             if not isinstance(var, jax_compat.DropVar):
@@ -127,9 +135,12 @@ class Environment:
         return self.read(atom, precision, own_cast=read.own_cast)
 
     def read(self, atom: Any, precision: Precision | None, *, own_cast: bool = False) -> Any:
-        """Return a value in a precision, ``None`` for as it is stored; other readers may share it.
+        """Return a value in a precision.
 
-        They do not with `own_cast`.
+        Args:
+          atom: the variable or literal.
+          precision: the precision to read it in; ``None`` as it is stored.
+          own_cast: whether the cast must not be shared with other readers.
         """
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)

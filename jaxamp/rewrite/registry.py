@@ -23,12 +23,16 @@ from jaxamp.rewrite.emitter import Emitter, emitter_of
 class RewriteContext:
     """State that rules share during one rewrite.
 
-    Jaxprs that are rewritten are found by the plan that they follow, which the key keeps alive,
-    functions that emit a group by that and the types of its inputs.
+    Attributes:
+      policy: policy, also for derivative rules, which are planned when JAX traces them.
+      repeated: groups of equations that are emitted more than once.
+      rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
+      fused: functions that emit a group of equations, by the group and the types of its inputs.
+      emitter: emits what plans under the policy hint at.
     """
 
-    policy: PrecisionPolicy  # also of derivative rules, which are planned when JAX traces them
-    repeated: frozenset[Fusion] = frozenset()  # groups that are emitted more than once
+    policy: PrecisionPolicy
+    repeated: frozenset[Fusion] = frozenset()
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
     fused: dict[tuple[Fusion, tuple[Any, ...]], Callable[..., Any]] = field(default_factory=dict)
     emitter: Emitter = field(init=False)

@@ -293,9 +293,14 @@ def inspected(
     statics: Statics = Statics(),  # noqa: B008
     runner: type[Runner] | None = None,
 ) -> AmpFunction[..., Any]:
-    """Return the amped function whose calls are looked at, with more static parameters.
+    """Return the amped function whose calls are looked at.
 
-    Another kind of Runner compiles something else. The rest is as for `plan_of`.
+    Args:
+      fn: whatever `amp` takes, or what it returned.
+      policy: as for `amp`; by default that of an amped `fn`, else `mixed_bf16`.
+      strict: as for `amp`.
+      statics: more static parameters.
+      runner: another kind of Runner, which compiles something else.
     """
     plain, settings = parts_of(fn)
     if settings is None or policy is not None:

@@ -38,7 +38,11 @@ _SEEN_BY_JIT = jax.make_user_context(None)  # part of the key of jax.jit's cache
 
 @contextmanager
 def overriding(change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Iterator[None]:
-    """Run every ``amp`` inside the block under what its policy is changed to."""
+    """Run every ``amp`` inside the block under another policy than it was made with.
+
+    Args:
+      change: gives the policy to use instead of one.
+    """
     token = _CHANGE.set(change)
     try:
         with _SEEN_BY_JIT(object()):  # not the change itself, which the cache would keep alive

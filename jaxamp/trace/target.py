@@ -55,6 +55,11 @@ class Statics(NamedTuple):
     def of(cls, fn: Any, argnums: Any = (), argnames: Any = ()) -> Statics:
         """Complete positions by names and names by positions, as ``jax.jit`` does.
 
+        Args:
+          fn: the function; positions are those of its signature.
+          argnums: one or more positions.
+          argnames: one or more names.
+
         Raises:
           StaticArgumentError: the function has no such parameter.
         """

@@ -187,7 +187,11 @@ def _with_aux(value: Any) -> tuple[Any, Any]:
 def clip_by_norm(grads: Any, limit: float, axis_name: Any = None) -> Any:
     """Shrink all gradients together so that their global norm is at most `limit`.
 
-    If some are split over mapped axes of ``shard_map``, it is that of the whole gradients.
+    Args:
+      grads: any tree.
+      limit: above zero.
+      axis_name: mapped axes of ``shard_map`` over which some of the gradients are split: the norm
+        is that of the whole gradients, and the same on all devices.
 
     Raises:
       TrainingError: `limit` is not above zero, or types do not say what is split.

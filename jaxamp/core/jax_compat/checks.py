@@ -11,7 +11,12 @@ from jax.extend.core import Primitive
 
 
 def check_nans(primitive: Primitive, named: Callable[[dict[str, Any]], str]) -> None:
-    """Check a primitive's result for NaNs; its parameters say how errors name the equation."""
+    """Register a ``checkify`` rule that checks a primitive's result for NaNs.
+
+    Args:
+      primitive: of one result.
+      named: returns the name of an equation in errors, from its parameters.
+    """
 
     def check(*args: Any, **params: Any) -> Any:
         called = SimpleNamespace(
@@ -23,9 +28,11 @@ def check_nans(primitive: Primitive, named: Callable[[dict[str, Any]], str]) -> 
 
 
 def check_like(primitive: Primitive, original: Primitive) -> None:
-    """Check a primitive as one of JAX's, of two operands, which has the same results.
+    """Register the ``checkify`` rule of one of JAX's primitives, of two operands, for another.
 
-    That is emitted too; nothing reads its result, and XLA drops it.
+    Args:
+      primitive: a primitive with the results of `original`.
+      original: one of JAX's. It is emitted too; nothing reads its result, and XLA drops it.
     """
 
     def check(*args: Any, **params: Any) -> Any:

@@ -35,9 +35,11 @@ def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> Key
 
 
 def find_origins(graph: Graph, passes: Callable[[Node], bool]) -> dict[int, int]:
-    """Return, per value that moves and nodes that pass make of one other alone, that other.
+    """Return, per value that is made of one other and known numbers alone, that other.
 
-    Known numbers do not count.
+    Args:
+      graph: the program.
+      passes: whether a node that has no other origin among its operands passes it on; moves do.
     """
     origins: dict[int, int] = {}
     for node in graph.nodes:

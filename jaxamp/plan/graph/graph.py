@@ -119,11 +119,11 @@ class Carry:
 
 @dataclass(slots=True, eq=False)
 class Nest:
-    """An equation that holds jaxprs; as of a `Node`, but for these."""
+    """An equation that holds jaxprs."""
 
     eqn: JaxprEqn
-    op: Op
-    scope: str
+    op: Op  # the primitive's entry in the table
+    scope: str  # its name stack, enclosing equations first
     entries: tuple[int, ...]  # per operand, the value inside whose storage it takes
     outs: tuple[int, ...]
     frames: tuple[Frame, ...]  # in the order of the parameters that hold the jaxprs

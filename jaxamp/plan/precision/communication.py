@@ -51,7 +51,15 @@ def find_communication(
     stored: list[Precision | None],
     choices: Mapping[Node, Choice],
 ) -> dict[Node, Choice]:
-    """Return choices for collectives that send float32 narrow; update `stored` for payloads."""
+    """Return choices for collectives that send float32 values in a narrow precision.
+
+    Args:
+      flow: the program, and what is known of it.
+      frame: its outermost jaxpr.
+      policy: the policy, whose all-reduce may be narrow too.
+      stored: precision in which each value is stored; entries of stored payloads are updated.
+      choices: what was chosen for each node; left as it is.
+    """
     graph = flow.graph
     moves = (node for node in graph.nodes if node.role is Role.MOVE)
     senders = {node for node in moves if _sends(graph, policy, node)}
@@ -90,7 +98,12 @@ def _sends(graph: Graph, policy: PrecisionPolicy, node: Node) -> bool:
 
 
 def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
-    """Yield what a backward pass reads as saved, by the policy of the checkpoint around a jaxpr."""
+    """Yield the values that a backward pass reads as saved, rather than recomputes.
+
+    Args:
+      frame: a jaxpr in its place.
+      policy: the policy of the checkpoint around it.
+    """
     for site in frame.sites:
         if isinstance(site, Node):
             is_sent = site.trait is Trait.COLLECTIVE
@@ -129,7 +142,14 @@ def narrow_varying(
     stored: list[Precision | None],
     choices: Mapping[Node, Choice],
 ) -> dict[Node, Choice]:
-    """Return choices for casts of axes of activations that all readers round; update `stored`."""
+    """Return choices for casts of axes of activations that all their readers round.
+
+    Args:
+      flow: the program, and what is known of it.
+      policy: the policy.
+      stored: precision in which each value is stored; entries of what is cast are updated.
+      choices: what was chosen for each node; left as it is.
+    """
     graph, provenance, uses, _ = flow
     varying = [n for n in graph.nodes if n.trait is Trait.VARY and choices[n].operand is None]
     if not varying:

@@ -38,7 +38,14 @@ class OperandReads:
         stored: Sequence[Precision | None],
         policy: PrecisionPolicy,
     ) -> None:
-        """Find how values are read that are stored so, and under what all-reduce."""
+        """Find how values are read.
+
+        Args:
+          flow: the program, and what is known of it.
+          copies: precision of the copy that far readers of a fused value get.
+          stored: precision in which each value is stored.
+          policy: the policy, whose all-reduce may be narrow.
+        """
         self._graph, _, _, self._regions = flow
         self.shares_casts = is_narrow(policy.allreduce)
         self.copies = copies

@@ -30,7 +30,12 @@ def forwarded(node: Node, choices: Choices, links: Collection[str]) -> Iterable[
 class ReaderPrecisions:
     """The narrow precision in which every reader takes a value; float32 where there is none.
 
-    Through `links` a value is passed on as it is. Nodes that nothing needs read nothing.
+    Args:
+      graph: the program.
+      uses: what each value is used for; values that nothing needs read nothing.
+      stored: precision in which each value is stored.
+      choices: what was chosen for each node.
+      links: those through which a value is passed on as it is.
     """
 
     def __init__(

@@ -221,7 +221,13 @@ def quantize(x: Any, cast: CastConfig | PrecisionLike) -> ScaledArray:
 
 
 def with_scale(x: jax.Array, scale: Any, cast: CastConfig) -> ScaledArray:
-    """Return an array rounded with stored scale factors; what these do not allow is clipped."""
+    """Return an array rounded with scale factors that are known already, as they are stored.
+
+    Args:
+      x: floats.
+      scale: as in ``ScaledArray.scale``; what is larger than they allow is clipped.
+      cast: format and block.
+    """
     known = ScaledArray(x, scale, cast, x.dtype)
     factor = factors(known)
     inverse = reciprocal(factor, is_power=cast.round_sf)

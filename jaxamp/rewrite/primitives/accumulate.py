@@ -94,9 +94,11 @@ def _original(avals: Sequence[Any], params: dict[str, Any]) -> tuple[Any, Any, A
 def split_originals(
     values: Sequence[Any], rounded: Sequence[int]
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Split all operands of an equation, or one value for each, into operands and originals.
+    """Split values into operands and, by index, the f32 originals that come after them.
 
-    The f32 originals come last; they are returned by the index of the operand that is `rounded`.
+    Args:
+      values: all operands of an ``accumulate`` equation, or one value for each.
+      rounded: per original, the index of the operand that is its rounding.
     """
     count = len(values) - len(rounded)
     return list(values[:count]), dict(zip(rounded, values[count:], strict=True))

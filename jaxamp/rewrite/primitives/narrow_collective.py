@@ -51,10 +51,15 @@ class Sending(NamedTuple):
 
 
 def send_narrow(operands: Sequence[Any], how: Sending) -> list[Any]:
-    """Send an array in one dtype, and its cotangent in another; indices may follow the array.
+    """Send an array in one dtype, and its cotangent in another.
 
-    The result is in ``how.send_dtype``, and, if ``how.widened``, before it the same in the dtype of
-    the array.
+    Args:
+      operands: the array, and what says which part of it goes where, as indices do.
+      how: the collective, and the dtypes.
+
+    Returns:
+      The result of the collective in ``how.send_dtype``; before it, if ``how.widened``, the same in
+      the dtype of the array.
     """
     return narrow_collective_p.bind(*operands, how=how)
 

@@ -33,7 +33,13 @@ def move(context: RuleContext, *operands: Any) -> Sequence[Any] | RoundedResults
 def send(
     context: RuleContext, operands: Sequence[Any], back: Precision
 ) -> Sequence[Any] | RoundedResults:
-    """Send the first operand in the precision decided; the cotangent is sent `back` in another."""
+    """Send the first operand in the precision decided, and its cotangent in another.
+
+    Args:
+      context: of an equation that moves its first operand.
+      operands: the array, and its indices if there are any.
+      back: the precision in which the cotangent is sent and summed.
+    """
     eqn, decision = context.eqn, context.decision
     narrow, is_float32 = decision.accumulation, decision.operand is not None
     if narrow is None or not is_float32 or operands[0].dtype == narrow.dtype:

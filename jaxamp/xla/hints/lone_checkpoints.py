@@ -20,7 +20,10 @@ from jaxamp.plan.graph.graph import Frame, Graph, Nest, nodes_of
 def find_lone_checkpoints(graph: Graph, frame: Frame, *, in_loop: bool = False) -> Iterator[Nest]:
     """Yield them: in a loop that is differentiated as a whole, or with operands of their own.
 
-    A frame is `in_loop` inside of a loop, and of no checkpoint in that.
+    Args:
+      graph: of the program.
+      frame: where they are looked for.
+      in_loop: whether it is inside of a loop, and of no checkpoint in that.
     """
     for site in frame.sites:
         if not isinstance(site, Nest):
