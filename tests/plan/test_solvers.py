@@ -135,6 +135,21 @@ def test_results_are_off_by_a_few_roundings_in_norm(program: Program, policy: st
     assert 0 < off <= CLASSES["deep"] * jnp.finfo(LOW[policy]).eps * np.linalg.norm(exact)
 
 
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("solve", [jnp.linalg.solve, lambda k, y: cho_solve(cho_factor(k), y)])
+def test_the_mean_of_a_gaussian_process_has_the_gradient_of_float32(solve, policy: str) -> None:
+    """Coefficients cancel in it, however the solve is spelled; so do cotangents behind them."""
+    x, y = jnp.linspace(0, 3, SIDE)[:, None], jnp.sin(jnp.linspace(0, 9, SIDE))
+
+    def mean(y: jax.Array) -> jax.Array:
+        k, new = (jnp.exp(-2 * (a - x.T) ** 2) for a in (x, x + 0.1))
+        return ((new @ solve(k + 1e-2 * jnp.eye(SIDE), y)) ** 2).sum()
+
+    exact = jax.grad(mean)(y)
+    off = jnp.linalg.norm(amp(jax.grad(mean), policy)(y) - exact)
+    assert off <= 1e-4 * jnp.linalg.norm(exact)
+
+
 def _attempt(w: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """Try a step of a differential equation, and say how long the next one is."""
     t, y, size = state
