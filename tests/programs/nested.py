@@ -169,7 +169,7 @@ def grad_inside_scan(x: Array, ws: Array) -> Array:
         return jnp.mean((jnp.tanh(x @ w) - x) ** 2)
 
     def body(w: Array, x: Array) -> tuple[Array, Array]:
-        w = w - 0.1 * jax.grad(inner)(w, x[None])
+        w = w - 0.1 * jax.grad(inner)(w, jnp.stack([x, x[::-1]]))  # of one row: an outer product
         return w, x @ w
 
     return lax.scan(body, ws[0], x)[1]
