@@ -220,6 +220,7 @@ class Search:
     flows: dict[Unit, Flow] = field(default_factory=dict)
     sums: set[int] = field(default_factory=set)
     is_softmax: bool = False
+    _wide: set[int] = field(default_factory=set)  # values of the size of the logits, made of them
     _powers: set[int] = field(default_factory=set)  # values that exponentials of logits are in
 
     def passes(self) -> list[Pass]:
@@ -242,6 +243,7 @@ class Search:
         for unit in self.level.equations():
             if unit is self.logits.unit:
                 self.rows[self._product], self.stage[self._product] = self.logits.rows, 1
+                self._wide.add(self._product)
                 labelled = flow_back(unit.eqn, self.logits.rows)
                 assert labelled is not None
                 self.flows[unit] = labelled
@@ -263,12 +265,13 @@ class Search:
             dict.fromkeys(outs, max(self.stage[a] + (a not in self.rows) for a in tainted))
         )
         self.flows[unit] = found
-        big = [a for a in tainted if self.is_big(a, self.rows.get(a))]
+        big = [a for a in tainted if a in self._wide]
         if found.result is not None:
             if _contracts(unit) and None in found.operands and big:
                 return  # the cotangents of activations, from which the rest of the program follows
             self.rows.update(dict.fromkeys(outs, found.result))
-        elif self.is_whole or big:
+            self._wide.update(out for out in outs if big and self.is_big(out, found.result))
+        elif big or (self.is_whole and not any(self.is_big(a, self.rows.get(a)) for a in tainted)):
             self.sums.update(outs)
         name = unit.eqn.primitive.name
         if (name in _EXPONENTIALS and big) or not self._powers.isdisjoint(tainted):
@@ -293,8 +296,8 @@ class Search:
     def _is_over_words(self, summed: int, total: int) -> bool:
         """Return whether a sum is over all words of a token, or over those of one head of some."""
         avals = self.level.avals
-        heads, rest = divmod(self.logits.words * avals[total].size, avals[summed].size)
-        return not rest and (heads == 1 or self.logits.multiplies_given(self.level))
+        heads = round(self.logits.words * avals[total].size / avals[summed].size)
+        return heads == 1 or (heads > 1 and self.logits.multiplies_given(self.level))
 
     def _is_sum(self, unit: Unit, tainted: list[int]) -> bool:
         """Return whether a result is the sum of what it is for each chunk, made of such sums.
@@ -354,13 +357,13 @@ class Search:
         """Return the passes that make what the rest of the program reads."""
         passes = [Pass() for _ in range(MOST_PASSES)]
         wanted = {*numbers(self.level.exits)}
-        if any(self.is_big(a, self.rows.get(a)) for a in wanted if a in self.stage):
+        if not wanted.isdisjoint(self._wide):
             raise Stays("logits are returned")
         for unit in reversed([*self.level.equations()]):
             outs = [a for a in numbers(unit.outs) if a in wanted]
             if not outs and not unit.eqn.effects:
                 continue
-            big = [a for a in numbers(unit.ins) if self.is_big(a, self.rows.get(a))]
+            big = self._wide.intersection(numbers(unit.ins))
             is_sum = bool(outs) and self.sums.issuperset(outs)
             if not big and unit is not self.logits.unit and not is_sum:
                 wanted.update(numbers(unit.ins))

@@ -85,7 +85,7 @@ def flow(
     if eqn.primitive.name in ("slice", "pad"):
         return _cut(eqn, given[0][1])  # what fills a padding has no axis
     labels = _labels(eqn, shapes, results[0], places)
-    if labels is None or any(r != results[0] for r in results):
+    if labels is None:
         return None
     found = {(labels.operands[i][r.axis], *r[1:]) for i, r in given}
     if len(found) != 1:
@@ -176,11 +176,11 @@ def _cut(eqn: JaxprEqn, rows: Rows) -> Flow | None:
 
 _BESIDE = frozenset({"add_any", "convert_element_type", "and", "or", "not", "xor", "stop_gradient",
                      "copy", "copy_p", "name", "reduce_precision", "pvary", "pcast",
-                     "sharding_constraint"})  # fmt: skip
+                     "sharding_constraint", "reshard"})  # fmt: skip
 _REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
                       "reduce_or", "argmax", "argmin"})  # fmt: skip
 _MIXED = {"concatenate": "dimension", "iota": "dimension", "rev": "dimensions"} | dict.fromkeys(
-    ("cumsum", "cummax", "cummin", "cumlogsumexp", "cumprod"), "axis"
+    ("split", "cumsum", "cummax", "cummin", "cumlogsumexp", "cumprod"), "axis"
 )
 """The parameter that has the axes along which a result depends on the place, or on others."""
 

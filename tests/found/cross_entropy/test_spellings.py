@@ -4,21 +4,34 @@ import pytest
 
 from tests.found.cross_entropy.finding import ORDERS, agree, replaced
 from tests.found.cross_entropy.near_misses import ALONG_EXAMPLES, NEAR_MISSES
+from tests.found.cross_entropy.newer_spellings import NEWER
+from tests.found.cross_entropy.newer_spellings import NOT_FOUND as NEWER_NOT_FOUND
 from tests.found.cross_entropy.spellings import LOSSES, NOT_FOUND
+
+ALL = LOSSES | NEWER
+NOWHERE = NOT_FOUND | NEWER_NOT_FOUND
+LATE = ("grpo_with_a_reference", "moco_queue", "padded_by_slicing")
+"""Programs with another loss beside, with logits joined to others, and with words cut off."""
 
 SHORT = ("optax_smoothed", "log_softmax_indexed_twice", "shifted_and_flattened", "dpo",
          "accuracy_beside", "tied_embedding")  # fmt: skip
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "name",
+    [*LOSSES, *LATE, *(pytest.param(n, marks=pytest.mark.long) for n in NEWER if n not in LATE)],
+)
 def test_a_loss_is_found(name, order):
     """Nothing of the size of the logits is left, forward and, with a gradient, backward."""
-    _, found, _ = replaced(LOSSES[name], order)
-    if (name, order) in NOT_FOUND:
-        assert NOT_FOUND[name, order] in [refused.obstacle for refused in found.refused]
+    _, found, _ = replaced(ALL[name], order)
+    refused = [outcome.obstacle for outcome in found.refused]
+    if (name, order) in NOWHERE:
+        assert refused == [NOWHERE[name, order]] * bool(NOWHERE[name, order])
+        assert not found.found
     else:
         assert found.found
+        assert not refused
         assert order == "forward" or any(loss.backward for loss in found.found)
 
 
@@ -31,10 +44,10 @@ def test_chunks_compute_what_the_program_does(name, order):
 
 @pytest.mark.long
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", [*LOSSES, *ALONG_EXAMPLES])
+@pytest.mark.parametrize("name", [*ALL, *ALONG_EXAMPLES])
 def test_all_spellings_compute_what_the_program_does(name, order):
     """The same for every spelling that is found, and for what is found along examples."""
-    program = LOSSES.get(name) or NEAR_MISSES[name]
+    program = ALL.get(name) or NEAR_MISSES[name]
     closed, found, args = replaced(program, order)
     if found.found:
         agree(closed, found, args)
