@@ -107,7 +107,7 @@ class KnownArrays:
         """
         params, shape = eqn.params, _shape(eqn.outvars[0].aval) or ()
         operands = [self.thin_shape(atom) for atom in ins]
-        if _is_elementwise(eqn.primitive):
+        if computes_elementwise(eqn.primitive):
             common = np.broadcast_shapes((1,) * len(shape), *operands)
             return common, lambda *xs: jax_compat.computed(eqn, [_spread(x, common) for x in xs])[0]
         match eqn.primitive.name:
@@ -156,7 +156,8 @@ def _is_pure(eqn: JaxprEqn) -> bool:
     return bool(eqn.invars) or eqn.primitive.name == "iota"
 
 
-def _is_elementwise(primitive: Primitive) -> bool:
+def computes_elementwise(primitive: Primitive) -> bool:
+    """Return whether each element of a result is computed of those in its place."""
     op = lookup(primitive)
     return primitive.name in _BITWISE or (op is not None and op.kind is OpKind.ELEMENTWISE)
 

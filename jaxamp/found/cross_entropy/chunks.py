@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, get_abstract_mesh, use_abstract_mesh
 
 from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
@@ -128,10 +128,7 @@ def looped(
 
 
 def zeros(shape: Sequence[int], aval: Any) -> Any:
-    """Return zeros that lie as an array does, along its axes, and vary over devices as it does."""
-    if jax_compat.has_typed_sharding(aval):
-        spec = PartitionSpec(*(None,) * (len(shape) - aval.ndim), *aval.sharding.spec)
-        return jax.sharding.reshard(jnp.zeros(shape, aval.dtype), spec)
+    """Return zeros that vary over devices as an array does."""
     varies = tuple(jax_compat.varies_over(aval))
     zero = jnp.zeros(shape, aval.dtype)
     return lax.pcast(zero, varies, to="varying") if varies else zero
@@ -139,9 +136,9 @@ def zeros(shape: Sequence[int], aval: Any) -> Any:
 
 def in_chunk(made: Pass, division: Division, env: Mapping[Key, Any], tokens: Any) -> dict[Key, Any]:
     """Return what a pass makes of some tokens, i32[t]: rows, and what they add to sums."""
-    values = dict(env)
+    values, mesh = dict(env), get_abstract_mesh()
     for step in made.steps.values():
-        with jax_compat.emitting(step.unit.eqn, step.unit.around):
+        with jax_compat.emitting(step.unit.eqn, step.unit.around), use_abstract_mesh(mesh):
             results = _computed(step, division, values, tokens)
         for out, result in zip(step.unit.outs, results, strict=True):
             values[out, step.flow.result] = result  # type: ignore[index]
@@ -165,7 +162,11 @@ def _computed(
             if rows is not None and not division.is_whole(rows):
                 here = _present(operands[i], rows, tokens)
                 operands[i] = jnp.where(here, operands[i], jnp.asarray(filling, operands[i].dtype))
+    if name == "reshard":
+        return operands  # of all tokens, as are the shardings of other equations on such a mesh
     params = resized(eqn, flow, len(tokens))
+    if jax_compat.has_typed_sharding(eqn.outvars[0].aval):
+        params |= {name: None for name, p in eqn.params.items() if isinstance(p, NamedSharding)}
     if any(step.turned):
         contracted, batch = eqn.params["dimension_numbers"]
         sides = zip(contracted, step.turned, strict=True)

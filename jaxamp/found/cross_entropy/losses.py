@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
@@ -18,6 +17,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.features import Outcome, Replaced
 from jaxamp.core.formats import Precision
 from jaxamp.found.cross_entropy.chunks import Division, as_written
+from jaxamp.found.cross_entropy.explicit_mesh import Emitted, as_typed
 from jaxamp.found.cross_entropy.one_number import differentiated, one_number
 from jaxamp.found.cross_entropy.passes import (
     Logits,
@@ -85,7 +85,7 @@ class _Region(Region):
     """
 
     computed: Pass
-    emitted: Callable[[Callable[[int], Any]], dict[int, Any]]
+    emitted: Emitted
     outcome: Outcome
 
     @property
@@ -102,7 +102,7 @@ class _Region(Region):
         """Return what emits it, all at once, each equation with its own names."""
 
         @functools.cache
-        def made() -> dict[int, Any]:
+        def made() -> Mapping[int, Any]:
             with jax_compat.without_names():
                 return self.emitted(read)
 
@@ -176,9 +176,8 @@ class _Losses:
             if len(passes) == 1 and not passes[0].backward and self.policy.base is Precision.BF16:
                 number = one_number(passes[0], level)
             regions = self._worthwhile(logits, passes, number, place)
-            if jax_compat.has_typed_sharding(unit.eqn.outvars[0].aval):
-                for region in regions:
-                    _check_places(region, level)
+            for region in regions:
+                region.emitted = as_typed(region.emitted, unit.eqn.outvars[0].aval, level.avals)
             return regions
         if why is not None:
             raise why
@@ -213,8 +212,7 @@ class _Losses:
         if isinstance(chunks, str):
             raise Stays(chunks)
         chunks = min(chunks, logits.rows.length)
-        # Axes that devices divide stay apart.
-        in_rows = devices == 1 and not jax_compat.has_typed_sharding(out)
+        in_rows = devices == 1  # axes that devices divide stay apart
         if word == "memory" and in_rows and logits.matrix.ndim == 2 and again < len(passes):
             sizes = sizes.in_slices(chunks)
         saved, slower = sizes.saved(chunks), sizes.slower(chunks, program)
@@ -235,28 +233,3 @@ class _Losses:
         if jax_compat.has_typed_sharding(aval):
             return aval.size // math.prod(aval.sharding.shard_shape(aval.shape))
         return 1 if jax_compat.varies_over(aval) or described_platform() else jax.device_count()
-
-
-def _check_places(region: _Region, level: Level) -> None:
-    """Raise `Stays` if arrays whose types say where they lie cannot lie so in chunks.
-
-    That is JAX's to say, of what is computed and of its derivative.
-    """
-    values = [*region.needed]
-    made = [v for v in region.made if jnp.issubdtype(level.avals[v].dtype, jnp.floating)]
-
-    def emitted(*arrays: Any) -> list[Any]:
-        emission = region.emission(dict(zip(values, arrays, strict=True)).__getitem__, set())
-        return [emission.value(value) for value in made]
-
-    def pulled(*arrays: Any) -> list[Any]:
-        results, pull = jax.vjp(emitted, *arrays)
-        pull(results)
-        return results
-
-    try:
-        types = jax.make_jaxpr(pulled)(*(level.avals[v] for v in values)).out_avals
-    except Exception as error:  # of any kind: the program stays as it is
-        raise Stays(f"on its explicit mesh: {str(error).splitlines()[0][:200]}") from error
-    if any(t.sharding != level.avals[v].sharding for t, v in zip(types, made, strict=True)):
-        raise Stays("chunks of it would lie elsewhere on its explicit mesh")

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Literal
-from jax.sharding import PartitionSpec
 
 from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.chunks import Division, as_written, in_chunk, looped, zeros
@@ -75,8 +74,7 @@ def _along(gradient: Any, tangent: Any) -> Any:
     """Return their product, which no policy rounds."""
     axes = tuple(range(gradient.ndim))
     numbers, precision = ((axes, axes), ((), ())), lax.Precision.HIGHEST
-    place = PartitionSpec() if jax_compat.has_typed_sharding(jax.typeof(gradient)) else None
-    return lax.dot_general(gradient, tangent, numbers, precision=precision, out_sharding=place)
+    return lax.dot_general(gradient, tangent, numbers, precision=precision)
 
 
 def _with_gradients(

@@ -365,12 +365,11 @@ class Search:
                 continue
             big = self._wide.intersection(numbers(unit.ins))
             is_sum = bool(outs) and self.sums.issuperset(outs)
-            if not big and unit is not self.logits.unit and not is_sum:
+            if not self._wide.isdisjoint(outs) or (big and unit not in self.flows):
+                raise Stays(f"logits are read by {unit.eqn.primitive.name}")
+            if not big and not is_sum:
                 wanted.update(numbers(unit.ins))
                 continue
-            is_stored = any(self.is_big(out, self.rows.get(out)) for out in outs)
-            if is_stored or unit not in self.flows or unit is self.logits.unit:
-                raise Stays(f"logits are read by {unit.eqn.primitive.name}")
             for out in outs:
                 if self.stage[out] > MOST_PASSES:
                     raise Stays("cotangents depend on more than one sum over tokens after another")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp.core.taxonomy import OpKind, lookup
+from jaxamp.jaxprs.known_arrays import computes_elementwise
 
 
 class Rows(NamedTuple):
@@ -88,10 +88,7 @@ def flow(
     if labels is None:
         return None
     found = {(labels.operands[i][r.axis], *r[1:]) for i, r in given}
-    if len(found) != 1:
-        return None
-    ((label, *rest),) = found
-    return None if label is None else _along(label, rest, labels)
+    return _along(*found.pop(), labels=labels) if len(found) == 1 else None
 
 
 def flow_back(eqn: JaxprEqn, result: Rows, places: Sequence[int | None] = ()) -> Flow | None:
@@ -101,18 +98,17 @@ def flow_back(eqn: JaxprEqn, result: Rows, places: Sequence[int | None] = ()) ->
         moved = _reshaped(result, results[0], shapes[0])
         return Flow((moved,), result) if moved else None
     labels = _labels(eqn, shapes, results[0], places)
-    label = labels and labels.result[result.axis]
-    if labels is None or label is None or len(results) != 1:
-        return None
-    return _along(label, [*result[1:]], labels)
+    return labels and _along(labels.result[result.axis], *result[1:], labels=labels)
 
 
-def _along(label: Any, rest: list[int], labels: _Labels) -> Flow | None:
+def _along(label: Any, *rest: int, labels: _Labels) -> Flow | None:
+    """Return how tokens go through an equation that are along the axes with a label."""
+
     def place(axes: Sequence[Any]) -> Rows | None:
         return Rows(axes.index(label), *rest) if label in axes else None
 
     result = place(labels.result)
-    if result is None and label not in labels.summed:
+    if label is None or (result is None and label not in labels.summed):
         return None
     return Flow(tuple(map(place, labels.operands)), result)
 
@@ -174,8 +170,7 @@ def _cut(eqn: JaxprEqn, rows: Rows) -> Flow | None:
     return Flow((rows, *(None for _ in numbers)), rows._replace(start=start, length=length))
 
 
-_BESIDE = frozenset({"add_any", "convert_element_type", "and", "or", "not", "xor", "stop_gradient",
-                     "copy", "copy_p", "name", "reduce_precision", "pvary", "pcast",
+_BESIDE = frozenset({"add_any", "copy_p", "name", "reduce_precision", "pvary", "pcast",
                      "sharding_constraint", "reshard"})  # fmt: skip
 _REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
                       "reduce_or", "argmax", "argmin"})  # fmt: skip
@@ -187,8 +182,7 @@ _MIXED = {"concatenate": "dimension", "iota": "dimension", "rev": "dimensions"} 
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
     """Return whether each element of a result is computed of those in its place."""
-    op = lookup(eqn.primitive)
-    return eqn.primitive.name in _BESIDE or (op is not None and op.kind is OpKind.ELEMENTWISE)
+    return eqn.primitive.name in _BESIDE or computes_elementwise(eqn.primitive)
 
 
 def _labels(

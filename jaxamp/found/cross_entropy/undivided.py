@@ -15,11 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
-from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.kernels.jax_compat.kernel_lowering import undivided_but
@@ -35,8 +33,8 @@ def undivided(array: Any, size: int) -> Any:
     (2, 4)
     """
     free = tuple(n == size for n in array.shape)
-    if not any(free) or all(free) or jax_compat.has_typed_sharding(jax.typeof(array)):
-        return array  # no matrix of words, or its type says where it lies
+    if not any(free) or all(free):
+        return array  # no matrix of words
     return undivided_p.bind(array, free=free)
 
 

@@ -1,0 +1,48 @@
+"""Chunks of arrays whose types say where they lie.
+
+On an explicit mesh a program says how each result of all tokens is divided. A chunk is computed as
+on a mesh of which XLA chooses that, and what the program reads of it lies where its type says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import AxisType, PartitionSpec, reshard, use_abstract_mesh
+
+from jaxamp.core import jax_compat
+
+Emitted = Callable[[Callable[[int], Any]], Mapping[int, Any]]
+"""Computes values of a program, of what reads one."""
+
+
+def as_typed(emitted: Emitted, logits: Any, avals: Sequence[Any]) -> Emitted:
+    """Return what computes the same where the type of logits says how they lie.
+
+    Args:
+      emitted: what computes it on other meshes.
+      logits: the type of those of all tokens.
+      avals: the types of the program's values.
+    """
+    if not jax_compat.has_typed_sharding(logits):
+        return emitted
+    mesh = logits.sharding.mesh
+    axes = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = [name for name, kind in axes.items() if kind is AxisType.Explicit]
+    automatic = mesh.update_axis_types(dict.fromkeys(explicit, AxisType.Auto))
+
+    def each(read: Callable[[int], Any]) -> Mapping[int, Any]:
+        with use_abstract_mesh(automatic):  # in it, this changes a type and moves nothing
+            found = emitted(lambda value: reshard(read(value), PartitionSpec()))
+        return {value: _lies_as(avals[value], array) for value, array in found.items()}
+
+    return each
+
+
+def _lies_as(aval: Any, array: Any) -> Any:
+    """Return an array with the sharding of a type, if it has any."""
+    if not jax_compat.has_typed_sharding(aval):
+        return array
+    with use_abstract_mesh(aval.sharding.mesh):
+        return reshard(array, aval.sharding)
