@@ -121,7 +121,10 @@ class Trait(enum.Enum):
     SMOOTH = "smooth"  # transcendental, bounded slope: harmless error in, harmless error out
     SENSITIVE = "sensitive"  # steep, cancelling or fast-growing: computed in float32
     # Data movement.
+    SAME = "same"  # its operand as it is: names, barriers, layouts
+    PLACEMENT = "placement"  # as SAME, on the devices that it names
     SHAPE = "shape"  # moves each operand by itself; result i has the dtype of operand i
+    PART = "part"  # as SHAPE, and takes only some of the numbers
     MERGE = "merge"  # joins operands that must share one dtype
     COLLECTIVE = "collective"  # moves between devices
     VARY = "vary"  # sends nothing, but its transpose adds up over devices
@@ -138,7 +141,8 @@ class Trait(enum.Enum):
     LINALG = "linalg"  # factorisations and solves: float32 only, and amplify errors of their input
     NO_KERNEL = "no-kernel"  # no 16-bit implementation, or none worth having
     BITS = "bits"  # depends on the bits of a number, or makes random ones
-    INTEGER = "integer"  # integers and booleans only
+    BITWISE = "bitwise"  # integers and booleans only, element by element
+    INTEGER = "integer"  # as BITWISE, but of other elements, too, or of none
     GENERATOR = "generator"  # result not computed from floats
     CALLBACK = "callback"  # leaves the program for the host or foreign code
     STATE = "state"  # mutable cells, whose dtype is fixed
@@ -301,13 +305,18 @@ _PLAIN: dict[OpKind, dict[Trait, str]] = {
         """,
     },
     OpKind.DATA_MOVEMENT: {
+        # One array, as it is.
+        Trait.SAME: """
+            name layout_constraint xla_metadata_value preduced relayout reduced_vary_cast
+            reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p
+        """,
+        Trait.PLACEMENT: "sharding_constraint reshard",
         # Arrays one by one, values unchanged, some with several operands.
         Trait.SHAPE: """
-            broadcast_in_dim broadcast_to reshape transpose squeeze rev slice dynamic_slice gather
-            split unstack tile name device_put stage layout_constraint sharding_constraint reshard
-            shard_alike optimization_barrier tie xla_metadata_value preduced relayout
-            reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p
+            broadcast_in_dim broadcast_to reshape transpose squeeze rev tile device_put stage
+            shard_alike optimization_barrier tie
         """,
+        Trait.PART: "slice dynamic_slice gather split unstack",
         # Several arrays become one.
         Trait.MERGE: "concatenate stack pad dynamic_update_slice scatter(update_jaxpr)",
         # Between devices.
@@ -352,10 +361,13 @@ _PLAIN: dict[OpKind, dict[Trait, str]] = {
             from_edtype(dtype) to_edtype(edtype) consume assert_consumed_value
         """,
         # Integers and booleans only.
-        Trait.INTEGER: """
+        Trait.BITWISE: """
             and or xor not shift_left shift_right_arithmetic shift_right_logical population_count
-            clz mulhi reduce_and reduce_or reduce_xor lu_pivots_to_permutation axis_index
-            platform_index dim_as_value dimension_size shape_assertion
+            clz mulhi
+        """,
+        Trait.INTEGER: """
+            reduce_and reduce_or reduce_xor lu_pivots_to_permutation axis_index platform_index
+            dim_as_value dimension_size shape_assertion
         """,
         # Made from nothing.
         Trait.GENERATOR: "iota(dtype) empty(dtype) empty2(dtype) zeros_like",
@@ -491,6 +503,23 @@ def op_of(primitive: Primitive | str) -> Op:
     (<Trait.LOOP: 'loop'>, <Trait.OPAQUE: 'opaque'>)
     """
     return lookup(primitive) or _UNKNOWN
+
+
+_IN_PLACE = frozenset({Trait.SAME, Trait.PLACEMENT, Trait.VARY, Trait.CONVERT, Trait.BITWISE})
+_IN_PLACE_TOO = ("add_any", "reduce_precision")  # whose traits have primitives that are not
+
+
+def is_by_element(primitive: Primitive | str) -> bool:
+    """Return whether each number of the one result is computed of those in its place alone.
+
+    Operands may be scalars, or of size one along an axis.
+
+    >>> is_by_element("mul"), is_by_element("convert_element_type"), is_by_element("rev")
+    (True, True, False)
+    """
+    op = op_of(primitive)
+    is_known = op.kind is OpKind.ELEMENTWISE or op.trait in _IN_PLACE
+    return is_known or _name(primitive) in _IN_PLACE_TOO
 
 
 def register_op_kind(

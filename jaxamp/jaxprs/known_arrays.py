@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, Primitive
+from jax.extend.core import JaxprEqn, Literal
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, Trait, lookup
+from jaxamp.core.taxonomy import Trait, is_by_element, lookup, op_of
 from jaxamp.jaxprs.hashing import literal_key, params_key
 from jaxamp.jaxprs.nested import nested
 
@@ -28,7 +28,7 @@ _OPAQUE = frozenset(
         *(Trait.ALLREDUCE, Trait.COLLECTIVE),  # of other devices, too
     }
 )
-_BITWISE = frozenset({"and", "or", "not", "xor", "convert_element_type"})
+_AS_IT_IS = (Trait.SAME, Trait.PLACEMENT, Trait.VARY)  # types, which no number depends on
 
 
 class KnownArrays:
@@ -107,9 +107,6 @@ class KnownArrays:
         """
         params, shape = eqn.params, _shape(eqn.outvars[0].aval) or ()
         operands = [self.thin_shape(atom) for atom in ins]
-        if computes_elementwise(eqn.primitive):
-            common = np.broadcast_shapes((1,) * len(shape), *operands)
-            return common, lambda *xs: jax_compat.computed(eqn, [_spread(x, common) for x in xs])[0]
         match eqn.primitive.name:
             case "iota":
                 axis, dtype = params["dimension"], params["dtype"]
@@ -121,14 +118,17 @@ class KnownArrays:
             case "broadcast_in_dim":
                 sizes = dict(zip(params["broadcast_dimensions"], operands[0], strict=True))
                 moved = tuple(sizes.get(i, 1) for i in range(len(shape)))
-            case "reshape" | "squeeze" | "expand_dims":  # with axes of size one elsewhere
+            case "reshape" | "squeeze":  # with axes of size one elsewhere
                 before = self._shape(ins[0])
                 if [n for n in before if n != 1] != [n for n in shape if n != 1]:
                     return None
                 rest = iter([k for n, k in zip(before, operands[0], strict=True) if n != 1])
                 moved = tuple(1 if n == 1 else next(rest) for n in shape)
-            case "pvary" | "pcast" | "reshard":  # types, which no number depends on
+            case _ if op_of(eqn.primitive).trait in _AS_IT_IS:
                 moved = operands[0]
+            case _ if is_by_element(eqn.primitive):
+                own = np.broadcast_shapes((1,) * len(shape), *operands)
+                return own, lambda *xs: jax_compat.computed(eqn, [_spread(x, own) for x in xs])[0]
             case _:
                 return None
         return moved, lambda x: np.reshape(x, moved)
@@ -154,12 +154,6 @@ def _is_pure(eqn: JaxprEqn) -> bool:
     if op is None or op.trait in _OPAQUE or eqn.effects or nested(eqn):
         return False
     return bool(eqn.invars) or eqn.primitive.name == "iota"
-
-
-def computes_elementwise(primitive: Primitive) -> bool:
-    """Return whether each element of a result is computed of those in its place."""
-    op = lookup(primitive)
-    return primitive.name in _BITWISE or (op is not None and op.kind is OpKind.ELEMENTWISE)
 
 
 def _spread(operand: Any, shape: Shape) -> Any:

@@ -10,6 +10,7 @@ from jax.extend.core import JaxprEqn, Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.core.semantics import Linear
 from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.inspect.blocks import Block, Site, blocks_of
 from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_inexact, run_sites
@@ -20,10 +21,7 @@ from jaxamp.rewrite.interpreter import emit
 from jaxamp.rewrite.registry import RewriteContext, RuleContext
 from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
 
-# Hand their operand on number by number, so that what is known of it stays true.
-_ELEMENT_PRESERVING = frozenset(
-    ("broadcast_in_dim", "copy", "name", "neg", "reshape", "rev", "squeeze", "stop_gradient")
-) | {"transpose", "rounding_barrier", "optimization_barrier", "sharding_constraint"}
+_WHOLE = frozenset({Trait.SAME, Trait.PLACEMENT, Trait.SHAPE})
 _FOREIGN = frozenset({Trait.CALLBACK, Trait.STATE, Trait.TOKEN})
 
 
@@ -122,7 +120,7 @@ class _Run:
         """Measure a float result."""
         low = self.env.read(var, None)
         place = eqn.outvars.index(var)  # a barrier hands on each operand as a result of its own
-        if eqn.primitive.name in _ELEMENT_PRESERVING and low.dtype == operands[place].dtype:
+        if _hands_on(eqn) and low.dtype == operands[place].dtype:
             self._know(var, Value(low, shadow))
             return Ledger.empty()
         # Stored once, or each statistic would compute it again; and measured at once, or it would
@@ -163,3 +161,10 @@ class _Run:
     def _know(self, var: Any, value: Value) -> None:
         if value.shadow is not None:
             self.shadows[var] = value.shadow
+
+
+def _hands_on(eqn: JaxprEqn) -> bool:
+    """Return whether results are the operand's numbers, so that what is known of it stays true."""
+    op = op_of(eqn.primitive)
+    is_choice = op.trait is Trait.EXACT and op.semantics.linear is Linear.ALL
+    return op.trait in _WHOLE or (is_choice and len(eqn.invars) == 1)  # a negative, say

@@ -15,10 +15,19 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
 from jaxamp.core import taxonomy
-from jaxamp.core.taxonomy import TABLE, Op, OpKind, Trait, lookup, register_op_kind
+from jaxamp.core.taxonomy import (
+    TABLE,
+    Op,
+    OpKind,
+    Trait,
+    is_by_element,
+    lookup,
+    register_op_kind,
+)
 from jaxamp.errors import PolicyError
 from tests import table_programs
 
@@ -216,6 +225,27 @@ def test_kinds_and_traits_agree(kind):
     """A trait belongs to one kind, but for picking by comparison, which also orders arrays."""
     others = {op.trait for op in TABLE.values() if op.kind is not kind} - {Trait.EXTREMUM}
     assert not {op.trait for op in TABLE.values() if op.kind is kind} & others
+
+
+PLACES = {
+    "convert_element_type": lambda x: x.astype(jnp.bfloat16),
+    "cumsum": lambda x: jax.lax.cumsum(x, 1),
+    "mul": lambda x: 3 * x,
+    "name": lambda x: checkpoint_name(x, "x"),
+    "reduce_precision": lambda x: jax.lax.reduce_precision(x, 8, 7),
+    "rev": lambda x: x[:, ::-1],
+    "shift_left": lambda x: x.astype(int) << 1,
+    "transpose": lambda x: x.T,
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_what_is_by_element_reads_its_place_alone(name):
+    """Another number in one place changes the result there alone."""
+    fn, x = PLACES[name], jnp.arange(12.0).reshape(3, 4)
+    assert name in [eqn.primitive.name for eqn in jax.make_jaxpr(fn)(x).eqns]
+    changed = np.argwhere(fn(x) != fn(x.at[0, 1].set(64)))
+    assert is_by_element(name) is (changed.tolist() == [[0, 1]])
 
 
 def test_every_trait_is_used():

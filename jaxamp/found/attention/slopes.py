@@ -94,6 +94,6 @@ def _inside(unit: Unit, value: Value, shape: tuple[int, ...]) -> Value | None:
         case "transpose":
             order = params["permutation"]
             return Value(tuple(places[order.index(i)] for i in range(len(order))), value.terms)
-        case "reshape" | "squeeze" | "expand_dims":
+        case "reshape" | "squeeze":
             return reshaped(value, shape)
     return value if len(shape) == len(places) else None

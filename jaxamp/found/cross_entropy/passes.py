@@ -27,8 +27,8 @@ from jaxamp.jaxprs.known_arrays import KnownArrays
 
 MOST_PASSES = 2
 _EXPONENTIALS = ("exp", "exp2")
-MOVES = ("transpose", "convert_element_type", "reshape", "squeeze", "copy", "copy_p", "pvary",
-          "stop_gradient", "name")  # fmt: skip
+MOVES = ("transpose", "convert_element_type", "reshape", "squeeze", "copy", "pvary",
+         "stop_gradient", "name")  # fmt: skip
 
 Key = tuple[int, Rows | None]
 """A value of the program, and where its tokens are; all of it for ``None``."""

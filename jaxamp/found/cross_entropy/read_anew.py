@@ -20,9 +20,8 @@ from jax.extend.core import JaxprEqn, Primitive
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
-from jaxamp.core.taxonomy import OpKind, Trait
+from jaxamp.core.taxonomy import OpKind, Trait, is_by_element
 from jaxamp.found.cross_entropy.passes import MOVES
-from jaxamp.found.cross_entropy.rows import is_elementwise
 from jaxamp.jaxprs.interpret import walk
 
 apart_p = Primitive("read_anew")
@@ -88,7 +87,7 @@ class _Chunk(NamedTuple):
         """Return the results of an equation."""
         shapes = [v.aval.shape for v in eqn.outvars]  # type: ignore[attr-defined]
         name = eqn.primitive.name
-        is_waiting = is_elementwise(eqn) or name in ("broadcast_in_dim", "iota")
+        is_waiting = is_by_element(eqn.primitive) or name in ("broadcast_in_dim", "iota")
         if is_waiting and 2 * math.prod(shapes[0]) >= self.size:
             return [_Value(shapes[0], eqn=eqn, operands=operands)]
         arrays = self.read(operands)
@@ -149,7 +148,8 @@ class _Chunk(NamedTuple):
         is_placed = eqn.primitive.name == "sharding_constraint"
         rows = (), value.shape[:-1], (1,) * len(value.shape[:-1])
         is_alike = all(v.shape[:-1] in rows for v in value.operands if isinstance(v, _Value))
-        form = self.computed if is_elementwise(eqn) and is_alike and not is_placed else self.array
+        is_of_rows = is_by_element(eqn.primitive) and is_alike and not is_placed
+        form = self.computed if is_of_rows else self.array
         operands = [form(operand, copies) for operand in value.operands]
         with jax_compat.emitting(eqn):
             (result,) = jax_compat.bind(eqn, operands)

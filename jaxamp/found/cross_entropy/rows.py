@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp.jaxprs.known_arrays import computes_elementwise
+from jaxamp.core.taxonomy import is_by_element
 
 
 class Rows(NamedTuple):
@@ -170,19 +170,12 @@ def _cut(eqn: JaxprEqn, rows: Rows) -> Flow | None:
     return Flow((rows, *(None for _ in numbers)), rows._replace(start=start, length=length))
 
 
-_BESIDE = frozenset({"add_any", "copy_p", "name", "reduce_precision", "pvary", "pcast",
-                     "sharding_constraint", "reshard"})  # fmt: skip
 _REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
                       "reduce_or", "argmax", "argmin"})  # fmt: skip
 _MIXED = {"concatenate": "dimension", "iota": "dimension", "rev": "dimensions"} | dict.fromkeys(
     ("split", "cumsum", "cummax", "cummin", "cumlogsumexp", "cumprod"), "axis"
 )
 """The parameter that has the axes along which a result depends on the place, or on others."""
-
-
-def is_elementwise(eqn: JaxprEqn) -> bool:
-    """Return whether each element of a result is computed of those in its place."""
-    return eqn.primitive.name in _BESIDE or computes_elementwise(eqn.primitive)
 
 
 def _labels(
@@ -192,7 +185,7 @@ def _labels(
     places: Sequence[int | None],
 ) -> _Labels | None:
     name, params = eqn.primitive.name, eqn.params
-    if is_elementwise(eqn):
+    if is_by_element(eqn.primitive):
         return _elementwise(shapes, result)
     if name in _MIXED:
         mixed = params[_MIXED[name]]

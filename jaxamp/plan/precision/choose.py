@@ -544,5 +544,6 @@ _FIXED_REASONS = {
     Trait.CALLBACK: ("a callback gets its original dtypes", Guard.CALLBACKS),
     Trait.STATE: ("a Ref has a fixed dtype", None),
     Trait.GENERATOR: ("not computed from floats", Guard.EXACT_INTEGER),
+    Trait.BITWISE: ("integers and booleans", None),
     Trait.INTEGER: ("integers and booleans", None),
 }

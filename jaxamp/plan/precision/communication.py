@@ -37,7 +37,7 @@ from jaxamp.policy.policy import PrecisionPolicy
 
 F32 = Precision.F32
 _FORWARDING = (Link.INVARIANT, Link.SLICE, Link.STACK)
-_PLACEMENTS = ("sharding_constraint", "reshard")
+_MOVING = (Trait.COLLECTIVE, Trait.PLACEMENT)
 _BUFFERED = (Link.SLICE, Link.STACK)  # links of values that are in memory as a whole
 _SAVING_OPERANDS = ("remat2", "custom_vjp_call")  # their operands are residuals
 
@@ -91,7 +91,7 @@ def _sends(graph: Graph, policy: PrecisionPolicy, node: Node) -> bool:
     """
     if is_repeated_gather(graph, node):
         return True
-    moves = node.trait is Trait.COLLECTIVE or node.name in _PLACEMENTS
+    moves = node.trait in _MOVING
     if policy.allreduce.bits < F32.bits:
         moves |= node.trait is Trait.VARY
     return moves and len(node.ins) == len(node.outs) == 1

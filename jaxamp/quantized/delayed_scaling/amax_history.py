@@ -18,6 +18,7 @@ from jax.lax import optimization_barrier_p
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import CastConfig
+from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.jaxprs.interpret import evaluate
 from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
 from jaxamp.quantized.choices.scaled import Scaled
@@ -27,7 +28,7 @@ from jaxamp.quantized.lowp import ScaledArray
 from jaxamp.quantized.primitives.quantized_dot import quantized_dot_p
 from jaxamp.quantized.primitives.quantized_product import product
 
-_MOVES = {"transpose", "reshape", "squeeze", "convert_element_type"}
+_MOVES = (Trait.SHAPE, Trait.CONVERT)
 
 
 def run_with_history(
@@ -79,7 +80,7 @@ class _HistoryInterpreter:
 
     def inline(self, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         eqns, given = closed.jaxpr.eqns, zip(args, closed.jaxpr.invars, strict=True)
-        others = (e for e in eqns if e.primitive.name not in _MOVES and not _takes_history(e))
+        others = (e for e in eqns if not _moves(e) and not _takes_history(e))
         read = {v for eqn in others for v in eqn.invars if isinstance(v, Var)}
         self.body_history.note_readers(x for x, var in given if var in read)
         return evaluate(closed, args, self.emit)
@@ -155,7 +156,7 @@ class _Moves:
 
     def note(self, eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> None:
         """Record an equation that moves an array or rounds it."""
-        if eqn.primitive.name in _MOVES and _is_float_array(operands[0]):
+        if _moves(eqn) and _is_float_array(operands[0]):
             self._sources[id(results[0])] = results[0], operands[0], eqn
 
     def trace_back(self, x: Any) -> tuple[Any, list[JaxprEqn]]:
@@ -166,6 +167,11 @@ class _Moves:
             if eqn.primitive.name != "convert_element_type":
                 moves.insert(0, eqn)
         return x, moves
+
+
+def _moves(eqn: JaxprEqn) -> bool:
+    """Return whether the numbers of a result are those of the one operand, rounded or not."""
+    return op_of(eqn.primitive).trait in _MOVES and len(eqn.invars) == 1
 
 
 def _is_float_array(x: Any) -> bool:

@@ -17,6 +17,7 @@ from jaxamp.rewrite.primitives.accumulate import accumulate_p, split_originals
 
 # Nobody differentiates.
 _INLINED = ("closed_call", "custom_jvp_call", "custom_vjp_call", "fused_group", "remat2")
+_MOVES = (Trait.SAME, Trait.PLACEMENT, Trait.SHAPE, Trait.PART)
 
 Needs: TypeAlias = set[np.dtype]
 """The dtypes in which a value is used; empty for a value that is not."""
@@ -169,4 +170,4 @@ def _widened(value: Any, atom: Any) -> Any:
 def _only_moves(eqn: JaxprEqn) -> bool:
     """Return whether an equation moves numbers of any dtype, and computes none."""
     op = op_of(eqn.primitive)
-    return op.trait is Trait.SHAPE and not op.dtype_params
+    return op.trait in _MOVES and not op.dtype_params

@@ -108,7 +108,7 @@ define(
     _marked_beside,
     _marked_beside,
     kind=OpKind.DATA_MOVEMENT,
-    trait=Trait.SHAPE,
+    trait=Trait.SAME,
 )
 
 

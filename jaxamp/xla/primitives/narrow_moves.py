@@ -24,16 +24,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.core.taxonomy import OpKind, op_of
+from jaxamp.core.taxonomy import Trait, is_by_element, op_of
 from jaxamp.jaxprs.interpret import emitted, evaluate
 from jaxamp.jaxprs.nested import called
 from jaxamp.plan.graph.graph import is_smaller
-
-_MOVES = {
-    "broadcast_in_dim", "concatenate", "pad", "reshape", "rev", "slice", "split", "squeeze",
-    "transpose",
-}  # fmt: skip
-_SUMS = {"add_any", "rounded_cotangent"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +91,20 @@ def _inlined(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return evaluate(called(eqn), operands, _inlined)
 
 
+def _moves(eqn: JaxprEqn) -> bool:
+    """Return whether an equation moves or joins numbers by its parameters alone, not by indices."""
+    trait = op_of(eqn.primitive).trait
+    if trait is Trait.MERGE:
+        return all(v.aval.dtype == eqn.outvars[0].aval.dtype for v in eqn.invars)  # type: ignore[attr-defined]
+    return trait in (Trait.SHAPE, Trait.PART) and len(eqn.invars) == 1
+
+
 def _find_rounded(jaxpr: Jaxpr) -> dict[Any, Any]:
     """Return the float32 arrays that all readers round to one format, behind moves or not."""
     wanted: dict[Any, set[Any]] = {var: {None} for var in jaxpr.outvars if isinstance(var, Var)}
     for eqn in reversed(jaxpr.eqns):
         found: set[Any] = {None}
-        if eqn.primitive.name in _MOVES:
+        if _moves(eqn):
             found = {dtype for var in eqn.outvars for dtype in wanted.get(var, ())}
         elif eqn.primitive is lax.convert_element_type_p and _is_narrow(eqn.params["new_dtype"]):
             found = {eqn.params["new_dtype"]}
@@ -127,7 +129,7 @@ def _rounded(x: Any, dtype: Any) -> _Wide:
 
 def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Return the results of an equation, those that wait to be widened as such."""
-    found = _moved(eqn, operands) if eqn.primitive.name in _MOVES else _computed(eqn, operands)
+    found = _moved(eqn, operands) if _moves(eqn) else _computed(eqn, operands)
     if found is None and eqn.primitive is lax.convert_element_type_p:
         found = _converted(operands[0], eqn.params["new_dtype"])
     return jax_compat.bind(eqn, [*map(_value, operands)]) if found is None else found
@@ -142,8 +144,7 @@ def _converted(x: Any, dtype: Any) -> list[Any] | None:
 def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     """Return what is computed when it is read, of one narrow array and of smaller ones."""
     waiting = [x for x in operands if isinstance(x, _Wide)]
-    is_known = op_of(eqn.primitive).kind is OpKind.ELEMENTWISE or eqn.primitive.name in _SUMS
-    if not is_known or len({id(x.narrow) for x in waiting}) != 1:
+    if not is_by_element(eqn.primitive) or len({id(x.narrow) for x in waiting}) != 1:
         return None
     array, (result,) = waiting[0].narrow, eqn.outvars
     is_wide = result.aval.dtype == np.float32  # type: ignore[attr-defined]
@@ -159,11 +160,12 @@ def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     is_broadcast, size = eqn.primitive is lax.broadcast_in_dim_p, eqn.outvars[0].aval.size  # type: ignore[attr-defined]
     if is_broadcast and array.eqn and is_smaller(array.narrow.size, size):
         return None  # what is repeated is computed once
-    if eqn.primitive is lax.concatenate_p:
+    is_pad = eqn.primitive is lax.pad_p
+    if len(operands) > 1 and not is_pad:
         parts = [x.narrow for x in operands if isinstance(x, _Wide) and not x.eqn]
         is_one_kind = len(parts) == len(operands) and len({x.dtype for x in parts}) == 1
         return [_Wide(*jax_compat.bind(eqn, parts))] if is_one_kind else None
-    is_pad, shape = eqn.primitive is lax.pad_p, array.narrow.shape
+    shape = array.narrow.shape
 
     def move(x: Any) -> list[Any]:
         if x is array.narrow:

@@ -55,7 +55,7 @@ define(
     lambda args, dims: (rounding_barrier(*args), *dims),
     lowered={None: lax.optimization_barrier, "tpu": _rounded},
     kind=OpKind.DATA_MOVEMENT,
-    trait=Trait.SHAPE,
+    trait=Trait.SAME,
 )
 ad.deflinear2(rounding_barrier_p, lambda cotangent, value: [rounding_barrier(cotangent)])
 
@@ -163,6 +163,6 @@ def _batch(operands: Any, dims: Any, *, op: Primitive, of: CotangentRounding) ->
     return rounded_cotangent_p.bind(*in_front, op=op, of=of), 0
 
 
-define(rounded_cotangent_p, _sum, _aval, _batch)
+define(rounded_cotangent_p, _sum, _aval, _batch, kind=OpKind.ELEMENTWISE, trait=Trait.ROUNDED)
 ad.deflinear2(rounded_cotangent_p, _transpose)
 jax_compat.check_nans(rounded_cotangent_p, lambda params: params["op"].name)

@@ -27,7 +27,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, op_of
+from jaxamp.core.taxonomy import is_by_element
 from jaxamp.jaxprs.interpret import bind_nested, emitted
 from jaxamp.jaxprs.nested import nested
 
@@ -93,7 +93,7 @@ def _row_operands(eqn: JaxprEqn, columns: Set[Var]) -> list[int]:
     if eqn.primitive is lax.broadcast_in_dim_p:
         onto, shape = map(int, eqn.params["broadcast_dimensions"]), _shape_of(eqn.invars[0])
         return [0] if [*onto] == [*range(len(shape))] and shape in (rows, (*rows, 1)) else []
-    if not _is_elementwise(eqn):
+    if not is_by_element(eqn.primitive):
         return []
     return [i for i, atom in enumerate(eqn.invars) if _shape_of(atom) == (*rows, 1)]
 
@@ -119,10 +119,6 @@ def _rows_of_a_tile(columns: int) -> int:
     return max(2, _TILE >> (columns - 1).bit_length())
 
 
-# Their results take the layout of their operands.
-_THROUGH = ("add_any", "convert_element_type", "rounding_barrier", "residual", "name")
-
-
 def find_transposed(jaxpr: Jaxpr) -> Set[Var]:
     """Find the arrays of more than three axes that XLA:GPU leaves in a transposed layout.
 
@@ -141,7 +137,7 @@ def find_transposed(jaxpr: Jaxpr) -> Set[Var]:
     for eqn in jaxpr.eqns:
         if eqn.primitive is lax.transpose_p:
             pending += eqn.outvars if _moves_columns(eqn) else ()
-        elif _is_elementwise(eqn) or eqn.primitive.name in _THROUGH or nested(eqn):
+        elif is_by_element(eqn.primitive) or nested(eqn):
             for one, other in _alike(eqn):
                 beside[one].append(other)
                 beside[other].append(one)
@@ -165,11 +161,6 @@ def _alike(eqn: JaxprEqn) -> list[tuple[Var, Var]]:
         if isinstance(atom, Var) and len(_shape_of(atom)) > 3:
             by_shape[_shape_of(atom)].append(atom)
     return [pair for alike in by_shape.values() for pair in pairwise(alike)]
-
-
-def _is_elementwise(eqn: JaxprEqn) -> bool:
-    """Return whether an equation computes each number of its results from one of each operand."""
-    return op_of(eqn.primitive).kind is OpKind.ELEMENTWISE
 
 
 def _shape_of(atom: Any) -> tuple[int, ...]:
