@@ -49,7 +49,8 @@ class _Assembler:
         self.stored, self.choices = findings.stored, findings.choices
         self.own_casts, self.copied = list(map(bool, readings.own_cast)), readings.copies.keys()
         self.many_read = readings.many_readers.keys()
-        self.original = [Precision.F32 if is_f32 else None for is_f32 in findings.graph.is_float32]
+        is_float32 = findings.flow.graph.is_float32
+        self.original = [Precision.F32 if is_f32 else None for is_f32 in is_float32]
         # What a group reads is widened once, so that its cotangents are summed in f32.
         self.inside = list(self.original)
         for value in findings.exact_narrow:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from jax.extend.core import Jaxpr, Var
 
@@ -16,8 +15,6 @@ from jaxamp.core.formats import Precision
 from jaxamp.plan.conditioning.hazards import Hazards
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
-from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import (
     CotangentRounding,
     Fusion,
@@ -25,7 +22,7 @@ from jaxamp.plan.decision import (
     JaxprPlan,
     RematerializedInput,
 )
-from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node
+from jaxamp.plan.graph.graph import Frame, Nest, Node
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.operand_reads import OperandReads
 from jaxamp.plan.precision.overrides import Forced
@@ -35,21 +32,21 @@ Precisions = Sequence[Precision | None]
 Groupings = Sequence[Sequence[int]]  # by indices of equations
 
 
-class Draft(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
     """Precisions of a program so far, of which a pass makes new choices for some nodes.
 
     Attributes:
       policy: the policy.
-      graph: the program.
-      flow: where values come from, what they are for, and which are fused.
+      flow: the program, where its values come from, what they are for, and which are fused.
       hazards: what loses accuracy in a narrow format.
       forced: what the user has decided.
-      stored: precision in which each value is stored; a pass updates it.
+      stored: precision in which each value is stored, `None` where a policy has no say; a pass
+        updates it.
       choices: what was chosen for each node; a pass leaves it as it is.
     """
 
     policy: PrecisionPolicy
-    graph: Graph
     flow: Dataflow
     hazards: Hazards
     forced: Forced
@@ -58,18 +55,11 @@ class Draft(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Findings:
-    """Precisions of a program, and the analyses that they rest on.
+class Findings(Draft):
+    """Precisions of a program as no pass changes them any more, and what follows from them.
 
     Attributes:
-      policy: the policy.
-      graph: the program.
-      frame: its outermost jaxpr.
-      provenance: where each value comes from.
-      regions: which values are fused.
-      hazards: numerical hazards of a narrow format.
-      choices: what was chosen for each node.
-      stored: precision in which each value is stored; `None` where a policy has no say.
+      frame: the outermost jaxpr.
       narrow: precision of stored activations, if it is narrow.
       exact_narrow: values that stay narrow inside a fused group; see `exact.py`.
       relu_signs: ReLU results whose sign alone is read; see `regions.py`.
@@ -77,14 +67,7 @@ class Findings:
       groups: groups of equations that share a kernel; `None` if nothing is to be fused.
     """
 
-    policy: PrecisionPolicy
-    graph: Graph
     frame: Frame
-    provenance: Provenance
-    regions: FusionRegions
-    hazards: Hazards
-    choices: Mapping[Node, Choice]
-    stored: Sequence[Precision | None]
     narrow: Precision | None
     exact_narrow: Set[int]
     relu_signs: Set[int]

@@ -145,20 +145,15 @@ def _find(
     narrow_buffers(flow, stored, choices)
     choices.update(narrow_varying(flow, policy, stored, choices))
     choices.update(find_communication(flow, frame, policy, stored, choices))
-    draft = Draft(policy, graph, flow, hazards, forced, stored, choices)
+    precisions = policy, flow, hazards, forced, stored, choices
+    draft = Draft(*precisions)
     for work in features.works() if forms else ():
         if work.choose:
             choices.update(work.choose(draft))
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
     return Findings(
-        policy=policy,
+        *precisions,
         frame=frame,
-        graph=graph,
-        provenance=flow.provenance,
-        regions=flow.regions,
-        hazards=hazards,
-        choices=choices,
-        stored=stored,
         narrow=chooser.narrow[OpKind.ELEMENTWISE],
         exact_narrow=exact_narrow,
         relu_signs=chooser.relu_signs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jaxamp.core.features import Feature, PolicyField, Work
@@ -96,7 +97,7 @@ def _work() -> Work:
         """Choose quantization first, then what it makes worth while around quantized products."""
         choices = {**draft.choices}
         for find in (find_scaled, narrow_quantized, find_coarse_logistics):
-            choices.update(find(draft._replace(choices=choices)))
+            choices.update(find(replace(draft, choices=choices)))
         return choices
 
     return Work(choose=choose, forms={Scaled: emit_quantized}, idle=_idle, verify=_verify)

@@ -148,7 +148,7 @@ class Axes(NamedTuple):
 
 def find_scaled(draft: Draft) -> dict[Node, Choice]:
     """Return new choices for the dots that a scaled policy, or a rule, quantizes."""
-    graph, policy, forced, choices = draft.graph, draft.policy, draft.forced, draft.choices
+    graph, policy, forced, choices = draft.flow.graph, draft.policy, draft.forced, draft.choices
     asked = {n: p for n, (p, _) in forced.by_node.items() if p in VALUES}
     if not asked and not policy.is_scaled:
         return {}

@@ -51,7 +51,7 @@ def narrow_quantized(draft: Draft) -> dict[Node, Choice]:
 
     Sums that are stored are taken out of the fused values.
     """
-    graph, stored, choices = draft.graph, draft.stored, draft.choices
+    graph, stored, choices = draft.flow.graph, draft.stored, draft.choices
     dots = [n for n in graph.nodes if n.role is Role.CONTRACT and choices[n].form]
     if not dots:
         return {}
@@ -73,7 +73,7 @@ def narrow_quantized(draft: Draft) -> dict[Node, Choice]:
 
 def _narrow_results(draft: Draft, returned: Set[int], dots: list[Node]) -> dict[Node, Choice]:
     """Return choices for dots whose results were float32 for lack of gain alone."""
-    graph, stored, choices = draft.graph, draft.stored, draft.choices
+    graph, stored, choices = draft.flow.graph, draft.stored, draft.choices
     cancelling = graph.unrounded | draft.hazards.lookup_places
     found: dict[Node, Choice] = {}
     for node in dots:
@@ -111,7 +111,7 @@ def _copies(graph: Graph, choices: Mapping[Node, Choice], value: int) -> set[int
 
 def find_coarse_logistics(draft: Draft) -> dict[Node, Choice]:
     """Return choices for logistics whose exponential is evaluated in bfloat16."""
-    graph, forced, stored, choices = draft.graph, draft.forced, draft.stored, draft.choices
+    graph, forced, stored, choices = draft.flow.graph, draft.forced, draft.stored, draft.choices
     logistics = [
         n
         for n in graph.named.get("logistic", ())

@@ -34,9 +34,9 @@ class Recomputation:
     def __init__(self, findings: Findings, techniques: Set[Technique]) -> None:
         groups = findings.groups
         assert groups is not None
-        self.graph, self.provenance = findings.graph, findings.provenance
-        self.regions, self.stored = findings.regions, findings.stored
-        self.exact_narrow, self._groups = findings.exact_narrow, groups
+        self.graph, self.provenance, _, self.regions = findings.flow
+        self.stored, self.exact_narrow = findings.stored, findings.exact_narrow
+        self._groups = groups
         self.saved: set[int] = set()
         self.saved_by_rules: set[int] = set()
         self.recomputed: set[int] = set()

@@ -32,7 +32,7 @@ from jaxamp.plan.graph.sweeps import union
 
 def find_barriered_roundings(findings: Findings) -> frozenset[int]:
     """Return values rounded from float32 arithmetic, or stacked, that float32 arithmetic reads."""
-    graph, stored, choices = findings.graph, findings.stored, findings.choices
+    graph, stored, choices = findings.flow.graph, findings.stored, findings.choices
     forget_gates = findings.hazards.forget_gates
     return frozenset(
         value
@@ -55,7 +55,7 @@ def find_unbarriered_sums(findings: Findings, barriered: Set[int]) -> frozenset[
     products of the value are summed as well, as in the backward pass of a batch norm: one kernel
     then computes all of these sums.
     """
-    graph, choices = findings.graph, findings.choices
+    graph, choices = findings.flow.graph, findings.choices
     summed: set[Node] = set()
     for value in barriered:
         readers = [r for r in graph.readers[value] if choices[r].operand is Precision.F32]
@@ -94,13 +94,14 @@ def find_reversed_weights(findings: Findings) -> dict[Node, Precision]:
     low = findings.policy.base
     if not is_narrow(low):
         return {}
-    return {node: low for node in findings.graph.named.get("rev", ()) if _is_weight(findings, node)}
+    reversals = findings.flow.graph.named.get("rev", ())
+    return {node: low for node in reversals if _is_weight(findings, node)}
 
 
 def _is_weight(findings: Findings, node: Node) -> bool:
     (out,) = node.outs
     is_wide = findings.readings.own_cast[out] and findings.stored[out] is Precision.F32
-    readers = findings.graph.readers[out]
+    readers = findings.flow.graph.readers[out]
     return bool(is_wide) and any(reader.role is Role.CONTRACT for reader in readers)
 
 
@@ -109,8 +110,8 @@ _SUMS = ("add", "sub")
 
 def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]:
     """Return how the cotangent of each such sum is rounded."""
-    graph, provenance, stored = findings.graph, findings.provenance, findings.stored
-    own_cast, bias_sums = findings.readings.own_cast, findings.regions.bias_sums
+    graph, provenance, _, regions = findings.flow
+    stored, own_cast = findings.stored, findings.readings.own_cast
 
     def is_smaller(value: int, size: int) -> bool:
         return bool(own_cast[value] or provenance.layer[value]) and graph.sizes[value] != size
@@ -133,7 +134,7 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
     of_products = _find_sums_of_products(findings, others)
     for node in graph.nodes:
         if node.name not in _SUMS or not any(
-            stored[v] is Precision.F32 or v in bias_sums for v in node.outs
+            stored[v] is Precision.F32 or v in regions.bias_sums for v in node.outs
         ):
             continue
         (out,), found = node.outs, others(node)
@@ -151,7 +152,7 @@ def _find_sums_of_products(findings: Findings, others: Callable[[Node], list[int
 
     So none is a residual stream, on which a later product depends.
     """
-    graph, provenance = findings.graph, findings.provenance
+    graph, provenance, _, _ = findings.flow
 
     def product(node: Node) -> tuple[int, ...] | None:
         if node.role is Role.CONTRACT:

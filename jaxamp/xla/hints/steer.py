@@ -23,14 +23,14 @@ from jaxamp.xla.hints.techniques import WORKS_ON, Technique
 
 def steer(findings: Findings) -> Steering:
     """Choose the steering of a program, by the techniques that its policy has on."""
-    chosen = findings.policy.xla
+    chosen, graph = findings.policy.xla, findings.flow.graph
     techniques = {t for t in chosen if t not in WORKS_ON or WORKS_ON[t] in chosen}
     uses_barriers = Technique.ROUNDING_BARRIERS in techniques
     barriered = find_barriered_roundings(findings) if uses_barriers else frozenset[int]()
     unbarriers = Technique.UNBARRIERED_SUMS in techniques
     reverses = Technique.REVERSED_WEIGHTS in techniques
     keeps_barriers = Technique.RECOMPUTATION_BARRIERS not in techniques
-    lone = () if keeps_barriers else find_lone_checkpoints(findings.graph, findings.frame)
+    lone = () if keeps_barriers else find_lone_checkpoints(graph, findings.frame)
     steering = Steering(
         uses_barriers=uses_barriers,
         barriers=barriered,
@@ -58,12 +58,11 @@ def steer(findings: Findings) -> Steering:
             roundings = {v: r._replace(is_multiplied=True) for v, r in roundings.items()}
         steering = replace(steering, cotangent_roundings=roundings)
     if Technique.LABEL_COMPARISONS in techniques:
-        graph = findings.graph
         scatters = graph.named.get("scatter-add", ())
         spread = {node for node in scatters if _is_label_scatter(graph, node)}
         steering = replace(steering, label_gathers=findings.groups.label_gathers | spread)
     if Technique.CONSTANT_REMATERIALIZATION in techniques:
-        rematerialized = find_constants(findings.graph, findings.frame)
+        rematerialized = find_constants(graph, findings.frame)
         steering = replace(steering, rematerialized=rematerialized)
     return steering
 
