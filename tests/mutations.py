@@ -234,7 +234,7 @@ MUTATIONS = (
     ),
     Mutation(
         "xla/primitives/row_broadcasts.py",
-        "return _flattened(closed) if _has_row_broadcasts(closed) else closed",
+        "return emitted(closed, find, flatten_row_broadcasts)",
         "return closed",
         "tests/xla/test_row_broadcasts.py",
     ),
@@ -246,7 +246,7 @@ MUTATIONS = (
     ),
     Mutation(
         "xla/primitives/split_sums.py",
-        "return _split(closed) if _has_middle_sums(closed) else closed",
+        "return emitted(closed, _find, split_sums)",
         "return closed",
         "tests/xla/test_split_sums.py",
     ),

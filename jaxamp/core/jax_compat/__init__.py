@@ -68,10 +68,10 @@ from jaxamp.core.jax_compat.tracing import DropVar as DropVar
 from jaxamp.core.jax_compat.tracing import host_placement as host_placement
 from jaxamp.core.jax_compat.tracing import is_staging as is_staging
 from jaxamp.core.jax_compat.tracing import is_tracing as is_tracing
+from jaxamp.core.jax_compat.tracing import kept_with as kept_with
 from jaxamp.core.jax_compat.tracing import literal_value as literal_value
 from jaxamp.core.jax_compat.tracing import result_avals as result_avals
 from jaxamp.core.jax_compat.tracing import static_parameters as static_parameters
 from jaxamp.core.jax_compat.tracing import trace_to_jaxpr as trace_to_jaxpr
-from jaxamp.core.jax_compat.tracing import weakref_lru_cache as weakref_lru_cache
 from jaxamp.core.jax_compat.tracing import within as within
 from jaxamp.core.jax_compat.tracing import without_constvars as without_constvars

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -50,8 +51,10 @@ def host_placement(fn: Any) -> dict[str, Any]:
     return {"out_shardings": jax.tree.unflatten(info.out_shardings_treedef, leaves)}
 
 
-weakref_lru_cache = _util.weakref_lru_cache
-"""Cache a function of a jaxpr for as long as the jaxpr lives."""
+def kept_with(function: Callable[[ClosedJaxpr], _T]) -> Callable[[ClosedJaxpr], _T]:
+    """Return a function of a jaxpr whose results are kept for as long as the jaxpr lives."""
+    cached = _util.weakref_lru_cache(function)
+    return functools.wraps(function)(lambda closed: cached(closed))
 
 
 def trace_to_jaxpr(

@@ -25,7 +25,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait, is_by_element, op_of
-from jaxamp.jaxprs.interpret import emitted, evaluate
+from jaxamp.jaxprs.interpret import Instead, emitted, evaluate
 from jaxamp.jaxprs.nested import called
 from jaxamp.plan.graph.graph import is_smaller
 
@@ -52,6 +52,7 @@ class _Wide:
         return x
 
 
+@jax_compat.kept_with
 def narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return a program of the same results that moves arrays while they are narrow.
 
@@ -61,11 +62,6 @@ def narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
     >>> [eqn.primitive.name for eqn in narrow_moves(turned).jaxpr.eqns]
     ['transpose', 'convert_element_type']
     """
-    return _narrow_moves(closed)
-
-
-@jax_compat.weakref_lru_cache
-def _narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
     whole = emitted(closed, _inlined)
     if whole.consts:  # arrays that a call holds
         return closed
@@ -85,10 +81,11 @@ def _narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
     return jax_compat.trace_to_jaxpr(run, whole.in_avals, jaxpr.debug_info)
 
 
-def _inlined(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+def _inlined(eqn: JaxprEqn) -> Instead | None:
     if eqn.primitive.name != "jit":
-        return jax_compat.bind(eqn, operands)
-    return evaluate(called(eqn), operands, _inlined)
+        return None
+    body = emitted(called(eqn), _inlined)
+    return lambda operands: evaluate(body, operands, jax_compat.bind)
 
 
 def _moves(eqn: JaxprEqn) -> bool:

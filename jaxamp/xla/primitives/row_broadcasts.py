@@ -28,10 +28,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import is_by_element
-from jaxamp.jaxprs.interpret import bind_nested, emitted
+from jaxamp.jaxprs.interpret import Instead, emitted
 from jaxamp.jaxprs.nested import nested
 
 
+@jax_compat.kept_with
 def flatten_row_broadcasts(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return a program that broadcasts numbers of rows from arrays of one axis.
 
@@ -41,42 +42,20 @@ def flatten_row_broadcasts(closed: ClosedJaxpr) -> ClosedJaxpr:
     >>> [eqn.primitive.name for eqn in flatten_row_broadcasts(centred).jaxpr.eqns]
     ['reduce_max', 'broadcast_in_dim', 'reshape', 'broadcast_in_dim', 'reshape', 'sub']
     """
-    return _flattened(closed) if _has_row_broadcasts(closed) else closed
+    find = partial(_find, find_transposed(closed.jaxpr))
+    return emitted(closed, find, flatten_row_broadcasts)
 
 
-@jax_compat.weakref_lru_cache
-def _has_row_broadcasts(closed: ClosedJaxpr) -> bool:
-    columns = find_transposed(closed.jaxpr)
-    return any(
-        _row_operands(eqn, columns) or any(map(_has_row_broadcasts, nested_bodies(eqn)))
-        for eqn in closed.eqns
-    )
-
-
-@jax_compat.weakref_lru_cache
-def _flattened(closed: ClosedJaxpr) -> ClosedJaxpr:
-    return emitted(closed, partial(_emit, find_transposed(closed.jaxpr)))
-
-
-def _emit(columns: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    if bodies := nested_bodies(eqn):
-        return bind_nested(eqn, operands, map(flatten_row_broadcasts, bodies))
+def _find(columns: Set[Var], eqn: JaxprEqn) -> Instead | None:
     read = _row_operands(eqn, columns)
-    if not read:
-        return jax_compat.bind(eqn, operands)
+    return partial(_emit, eqn, read) if read else None
+
+
+def _emit(eqn: JaxprEqn, read: Sequence[int], operands: Sequence[Any]) -> list[Any]:
     shape = _shape_of(eqn.outvars[0])
     spread = [_broadcast_flat(x, shape) if i in read else x for i, x in enumerate(operands)]
     is_spread = eqn.primitive is lax.broadcast_in_dim_p
     return spread if is_spread else jax_compat.bind(eqn, spread)
-
-
-# Other higher-order primitives have rules of their own, or types of one device.
-_NESTING = frozenset({"jit", "scan", "while", "cond", "fused_group", "remat2"})
-
-
-def nested_bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
-    """Return the jaxprs that an equation holds, and that change with the one around it."""
-    return nested(eqn) if eqn.primitive.name in _NESTING else []
 
 
 def _broadcast_flat(rows: Any, shape: tuple[int, ...]) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,8 +24,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
-from jaxamp.jaxprs.interpret import bind_nested, emitted
-from jaxamp.xla.primitives.row_broadcasts import nested_bodies
+from jaxamp.jaxprs.interpret import Instead, emitted
 
 _TERMS, _PARTS = 256, 32
 """Terms of one part, and parts of a sum, at most.
@@ -35,6 +35,7 @@ itself (H200, JAX 0.10.2). Parts are arrays in memory: the fewer, the better.
 LARGE = 2**18  # fewer elements stay in the GPU's second-level cache: a kernel would cost more
 
 
+@jax_compat.kept_with
 def split_sums(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return a program that adds up the middle axes of its arrays in parts.
 
@@ -44,27 +45,15 @@ def split_sums(closed: ClosedJaxpr) -> ClosedJaxpr:
     >>> [eqn.primitive.name for eqn in split_sums(mean).jaxpr.eqns]
     ['reshape', 'reduce_sum', 'optimization_barrier', 'reduce_sum']
     """
-    return _split(closed) if _has_middle_sums(closed) else closed
+    return emitted(closed, _find, split_sums)
 
 
-@jax_compat.weakref_lru_cache
-def _has_middle_sums(closed: ClosedJaxpr) -> bool:
-    return any(
-        _parts(eqn) > 1 or any(map(_has_middle_sums, nested_bodies(eqn))) for eqn in closed.eqns
-    )
-
-
-@jax_compat.weakref_lru_cache
-def _split(closed: ClosedJaxpr) -> ClosedJaxpr:
-    return emitted(closed, _emit)
-
-
-def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    if bodies := nested_bodies(eqn):
-        return bind_nested(eqn, operands, map(split_sums, bodies))
+def _find(eqn: JaxprEqn) -> Instead | None:
     parts = _parts(eqn)
-    if parts == 1:
-        return jax_compat.bind(eqn, operands)
+    return partial(_summed, eqn, parts) if parts > 1 else None
+
+
+def _summed(eqn: JaxprEqn, parts: int, operands: Sequence[Any]) -> list[Any]:
     (x,), axes = operands, sorted(eqn.params["axes"])
     first = axes[0]
     apart = lax.reshape(
