@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from jaxamp.core.semantics import Linear, Rounding
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.graph.consumers import find_origins, is_square
+from jaxamp.plan.graph.consumers import SUMS, find_origins, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, is_smaller
 from jaxamp.plan.graph.sweeps import backward, forward, mark, union
 
@@ -32,7 +32,6 @@ BOUNDED = 2  # a bounded curve, or the square of one: see `_cancels`
 _STEEP_POWER = 3  # powers above it amplify
 _JOINS = (Role.MERGE, Role.LINK, Role.CONVERT)
 _SQUARES = ("square", "integer_pow", "mul")
-_SUMS = ("add", "sub")
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
 
 
@@ -58,7 +57,7 @@ def _find_origins(graph: Graph) -> dict[int, int]:
 
     def passes(node: Node) -> bool:
         is_scaled = node.name == "mul" and sum(v not in graph.constants for v in node.ins) == 1
-        is_summed = node.role is Role.MERGE or node.name in (*_SUMS, "neg")
+        is_summed = node.role is Role.MERGE or node.name in (*SUMS, "neg")
         return is_scaled or is_summed or _sorts(graph, node)
 
     return find_origins(graph, passes)
@@ -167,7 +166,7 @@ class _Amplification:
 
     def _adds_parts(self, node: Node) -> bool:
         """Return whether a node adds parts of one value that are not the same."""
-        if node.name not in _SUMS:
+        if node.name not in SUMS:
             return False
         dense = self._dense(node)
         return len(dense) == 2 and len({self.origin.get(v, v) for v in dense}) == 1

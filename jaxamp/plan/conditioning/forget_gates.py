@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.unrolled_recurrences import LinearPath, is_linear
+from jaxamp.plan.graph.consumers import SCALES
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
 
-_SCALES = ("mul", "div")
 _FORWARDING = (Link.SLICE, Link.STACK, Link.INVARIANT, Link.JOIN)
 
 
@@ -49,7 +49,7 @@ def _linear_path(graph: Graph, carry: Carry) -> LinearPath:
 
 def _factors(path: Sequence[tuple[Node, int]]) -> Iterable[int]:
     for node, value in path:
-        if node.name in _SCALES:
+        if node.name in SCALES:
             yield from (v for v in node.ins if v != value)
 
 
@@ -59,5 +59,5 @@ def _sources(node: Node, found: set[int]) -> Iterable[int]:
         return ()
     if node.role is Role.MOVE:
         return [source for source, out in node.moves if out in found]
-    passes = node.trait is Trait.EXACT or node.role is Role.MERGE or node.name in _SCALES
+    passes = node.trait is Trait.EXACT or node.role is Role.MERGE or node.name in SCALES
     return node.ins if passes or node.link in _FORWARDING else ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.consumers import (
+    SCALES,
     Parts,
     descendants,
     find_origins,
@@ -24,8 +25,7 @@ _NONE: frozenset[int] = frozenset()
 _FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
 _SIGNS = frozenset({"neg", "sub"})
 _SHIFTS = frozenset({"add", "sub", "max", "min", "abs"})
-_SCALES = frozenset({"mul", "div"})
-_KEEPING = _SCALES | {"square", "integer_pow", "sqrt"}
+_KEEPING = (*SCALES, "square", "integer_pow", "sqrt")
 _COMPRESSING = frozenset({"log", "log1p", "sqrt", "cbrt", "asinh"})
 
 
@@ -94,7 +94,7 @@ def _find_terms(graph: Graph) -> Parts:
     """Return what each value is a sum of: the values that are summed, unmoved and unscaled."""
     if not any(graph.constants.keys().isdisjoint(n.ins) for n in graph.named.get("div", ())):
         return {}
-    origins = find_origins(graph, lambda node: node.name in _SCALES or is_square(node))
+    origins = find_origins(graph, lambda node: node.name in SCALES or is_square(node))
 
     def summed(node: Node) -> list[int] | None:
         is_sum = node.role is Role.CONTRACT or node.name == "reduce_sum"

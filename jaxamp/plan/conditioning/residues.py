@@ -23,6 +23,7 @@ from jaxamp.plan.conditioning.remainders import find_remainders
 from jaxamp.plan.conditioning.squares import Squares
 from jaxamp.plan.dataflow.constraints import Constraint
 from jaxamp.plan.dataflow.known_values import KnownValues
+from jaxamp.plan.graph.consumers import SCALES
 from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.plan.graph.sweeps import backward, mark, union
 
@@ -42,8 +43,7 @@ _SMALL = 8  # what is a smaller part of the arithmetic than one in so many is no
 _ARCS = ("acos", "asin", "acosh", "atanh")
 _ROOTS = ("sqrt", "rsqrt", "pow")
 _LEAVING = (*_ARCS, "exp", "sub")
-_SCALES = ("mul", "div")
-_SCALED = (*_SCALES, "neg", "abs", "max", "min", "clamp", "select_n", "square", "integer_pow")
+_SCALED = (*SCALES, "neg", "abs", "max", "min", "clamp", "select_n", "square", "integer_pow")
 
 
 def find_residues(
@@ -103,7 +103,7 @@ def _needs(arrays: Arrays, norms: bytearray, left: Left) -> bytearray:
             mark(bits, node.ins, given)
         elif _is_linear(node):
             mark(bits, node.ins, given & (_TURN | _PART))
-        if node.name in _SCALES and union(norms, node.ins) & _NORM and given & _NEAR:
+        if node.name in SCALES and union(norms, node.ins) & _NORM and given & _NEAR:
             mark(bits, node.ins, given | _ALIKE)
         elif node.name in _SCALED and (main := arrays.main(node)) is not None:
             bits[main] |= given
@@ -150,7 +150,7 @@ def _norms(graph: Graph, squares: Squares) -> bytearray:
             kinds = {norms[v] for v in read}
             if len(read) == 1:
                 norms[node.outs[0]] = norms[read[0]]
-            elif node.name in _SCALES and _NORM in kinds:
+            elif node.name in SCALES and _NORM in kinds:
                 norms[node.outs[0]] = _NORM if kinds == {_NORM} else _NORMED
     return norms
 

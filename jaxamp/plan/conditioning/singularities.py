@@ -14,6 +14,7 @@ from jaxamp.core.intervals import magnitude
 from jaxamp.core.semantics import Pole
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.graph.consumers import ADDS
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_apart, is_nonnegative
 from jaxamp.plan.graph.sweeps import backward, column, forward, union
 
@@ -26,7 +27,6 @@ MAY_OVERFLOW = 2  # is divided by such a value, and may overflow float16
 _ALGEBRAIC = (Trait.EXACT, Trait.ROUNDED, Trait.SUM, Trait.PREFIX, Trait.EXTREMUM)
 _ROOTS = ("sqrt", "square", "cbrt")
 _SINGULAR = {Pole.ZERO: AT_ZERO, Pole.NUMBER: AT_NUMBER | AT_BOUND}
-_SUMS = ("add", "sub", "add_any")
 _POWERS = ("integer_pow", "square", "sqrt", "cbrt")
 _REDUCTIONS = (Trait.EXTREMUM, Trait.PREFIX, Trait.PRODUCT)
 
@@ -57,7 +57,7 @@ class _Singularities:
         if node.role is Role.MOVE:
             for source, out in node.moves:
                 self._mark((source,), self.bits[out])
-        elif node.name in _SUMS:
+        elif node.name in ADDS:
             self._mark(node.ins, self._of_sum(node, given))
         elif node.name == "one_minus_square":
             self._mark(node.ins, AT_NUMBER)

@@ -13,17 +13,9 @@ from typing import NamedTuple
 
 from jaxamp.core.guards import Guard
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.conditioning.arrays import (
-    REDUCTIONS,
-    SCALES,
-    SIGNS,
-    SUMS,
-    Arrays,
-    chosen,
-    multiplies,
-)
+from jaxamp.plan.conditioning.arrays import REDUCTIONS, SIGNS, Arrays, chosen, multiplies
 from jaxamp.plan.dataflow.constraints import Constraint, free_axes
-from jaxamp.plan.graph.consumers import closure, is_square
+from jaxamp.plan.graph.consumers import SCALES, SUMS, closure, is_square
 from jaxamp.plan.graph.graph import Link, Node, Role
 
 CANCELLED = Constraint("sums of squares of its operands nearly cancel it", Guard.SENSITIVE)

@@ -12,14 +12,13 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.graph.consumers import ADDS, SCALES
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 LinearPath = list[tuple[Node, int]]
 
 _ITERATIONS = 8  # fewer round as a network of few layers does
-_ADDS = ("add", "sub", "add_any")
-_SCALES = ("mul", "div")
-_LINEAR = (*_SCALES, *_ADDS, "neg", "select_n", "copy")
+_LINEAR = (*SCALES, *ADDS, "neg", "select_n", "copy")
 
 
 def is_linear(node: Node, value: int) -> bool:
@@ -39,7 +38,7 @@ def find_unrolled_recurrences(graph: Graph, provenance: Provenance) -> LinearPat
     sums = _find_sums(graph, provenance, repeated, layers)
     found, path = [], set[int]()
     for node in reversed(graph.nodes):
-        if node.name in _ADDS and sums[node.outs[0]].iteration >= _ITERATIONS:
+        if node.name in ADDS and sums[node.outs[0]].iteration >= _ITERATIONS:
             path.update(node.outs)
         if path.isdisjoint(node.outs):
             continue
@@ -100,7 +99,7 @@ def _find_sums(
         depth = max((depths[v] for v in node.ins), default=0)
         layer = max((last[v] for v in node.ins), default=-1)
         linear = [sums[v] for v in node.ins if is_linear(node, v)]
-        if node.name in _ADDS and sum(provenance.dense[v] for v in node.ins) > 1:
+        if node.name in ADDS and sum(provenance.dense[v] for v in node.ins) > 1:
             linear = [_next(before, depth, layer) for before in linear]
         for out in node.outs:
             depths[out] = depth + (node in repeated)

@@ -8,6 +8,9 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Node, Role
 
 Parts = dict[int, frozenset[int]]
+SUMS = ("add", "sub")
+ADDS = (*SUMS, "add_any")
+SCALES = ("mul", "div")
 _NONE: frozenset[int] = frozenset()
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
-from jaxamp.plan.graph.consumers import descendants, is_movement, is_square
+from jaxamp.plan.graph.consumers import ADDS, descendants, is_movement, is_square
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
@@ -203,7 +203,7 @@ def _whole_sum(graph: Graph, provenance: Provenance, value: int) -> int:
     while len(graph.readers[value]) == 1:
         (reader,) = graph.readers[value]
         computed = [provenance.bits[v] & (DENSE | STATISTIC) for v in reader.ins]
-        if reader.name not in ("add", "add_any", "sub") or not all(computed):
+        if reader.name not in ADDS or not all(computed):
             break
         (value,) = reader.outs
     return value

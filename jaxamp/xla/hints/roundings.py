@@ -25,7 +25,7 @@ from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, is_window, reduces_rows
 from jaxamp.plan.decision import CotangentRounding
 from jaxamp.plan.findings import Findings
-from jaxamp.plan.graph.consumers import find_parts
+from jaxamp.plan.graph.consumers import SUMS, find_parts
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import union
 
@@ -105,9 +105,6 @@ def _is_weight(findings: Findings, node: Node) -> bool:
     return bool(is_wide) and any(reader.role is Role.CONTRACT for reader in readers)
 
 
-_SUMS = ("add", "sub")
-
-
 def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]:
     """Return how the cotangent of each such sum is rounded."""
     graph, provenance, _, regions = findings.flow
@@ -133,7 +130,7 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
     normalized = _find_normalized(graph, provenance, stored)
     of_products = _find_sums_of_products(findings, others)
     for node in graph.nodes:
-        if node.name not in _SUMS or not any(
+        if node.name not in SUMS or not any(
             stored[v] is Precision.F32 or v in regions.bias_sums for v in node.outs
         ):
             continue
@@ -161,11 +158,11 @@ def _find_sums_of_products(findings: Findings, others: Callable[[Node], list[int
         return node.outs if factors == [1] else None
 
     def adds_up(node: Node) -> bool:
-        is_sum = node.name in _SUMS and others(node) == [*node.ins]
+        is_sum = node.name in SUMS and others(node) == [*node.ins]
         return is_sum and all(len(graph.readers[v]) == 1 for v in node.ins)
 
     parts = find_parts(graph, product, adds_up)
-    added = {v for node in graph.nodes if node.name in _SUMS for v in node.ins}
+    added = {v for node in graph.nodes if node.name in SUMS for v in node.ins}
     return {v for v, found in parts.items() if len(found) > 1 and v not in added}
 
 
