@@ -88,10 +88,9 @@ def as_written(
 ) -> dict[int, Any]:
     """Return what a pass makes; for a derivative, what has the size of logits is made `again`."""
     body = read_anew(functools.partial(in_chunk, made, division), in_rows=division.in_rows)
-    form = functools.partial(jax.checkpoint, prevent_cse=False)
-    if not again:  # JAX would add up gradients of slices in all words
-        form = functools.partial(in_slices, count=division.slices)
-    found = looped(made, division, read, form(body), {})
+    # Not in slices if it is made again: JAX would add up gradients of slices in all words.
+    form = jax.checkpoint(body, prevent_cse=False) if again else in_slices(body, division.slices)
+    found = looped(made, division, read, form, {})
     return {value: array for (value, _), array in found.items()}
 
 

@@ -22,10 +22,10 @@ from jaxamp.found.cross_entropy.one_number import differentiated, one_number
 from jaxamp.found.cross_entropy.passes import (
     Logits,
     Pass,
+    Search,
     Stays,
     before_exponentials,
     logits_of,
-    passes_of,
 )
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
 from jaxamp.found.levels import Level, Unit
@@ -144,29 +144,21 @@ class _Losses:
         for unit in before_exponentials(level):
             if not self._is_large(unit.eqn.outvars[0].aval):
                 continue
-            taken = frozenset[int]().union(*(region.made for region in regions))
+            taken = frozenset[int]().union(*(region.computed.values for region in regions))
             try:
-                found = self._regions(unit, level, known, scopes.place(unit), taken)
+                regions += self._regions(unit, level, known, scopes.place(unit), taken)
             except Stays as why:
                 refused.append(Outcome(KIND, *scopes.place(unit).words, str(why)))
-            else:
-                if all(taken.isdisjoint(region.made) for region in found):
-                    regions += found
         return regions, refused
 
     def _regions(
-        self,
-        unit: Unit,
-        level: Level,
-        known: KnownArrays,
-        place: Place,
-        taken: frozenset[int],
+        self, unit: Unit, level: Level, known: KnownArrays, place: Place, taken: frozenset[int]
     ) -> list[_Region]:
         """Return the passes of the loss of a product; raise `Stays` where they are not emitted."""
         why: Stays | None = None
         for logits in logits_of(unit, level):
             try:
-                passes = passes_of(logits, level, known, taken)
+                passes = Search(level, known, logits, taken).passes()
             except Stays as reason:
                 why = why or reason
                 continue

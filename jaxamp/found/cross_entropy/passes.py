@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -65,6 +64,11 @@ class Pass:
     steps: dict[tuple[Unit, Flow], Step] = field(default_factory=dict)
     inputs: dict[Key, None] = field(default_factory=dict)
     outputs: dict[int, Rows | None] = field(default_factory=dict)
+
+    @property
+    def values(self) -> frozenset[int]:
+        """All values that are made of some tokens at a time."""
+        return frozenset(a for unit, _ in self.steps for a in numbers(unit.outs))
 
     def sums(self) -> Iterator[tuple[int, Any]]:
         """Yield the outputs that are sums over tokens, and their types."""
@@ -181,21 +185,6 @@ def _contracts(unit: Unit) -> bool:
     return unit.eqn.primitive.name == "dot_general" and bool(numbers[0][0])  # type: ignore[index]
 
 
-def passes_of(
-    logits: Logits, level: Level, known: KnownArrays, taken: frozenset[int]
-) -> list[Pass]:
-    """Return what is computed in each pass; none without a softmax of each token's logits.
-
-    What is added up of losses and other small numbers is part of a pass, if it can be and is not
-    `taken`: XLA reads logits once for that and their cotangents.
-    """
-    with suppress(Stays):
-        passes = Search(level, known, logits, is_whole=True).passes()
-        if all(taken.isdisjoint(made.outputs) for made in passes):
-            return passes
-    return Search(level, known, logits, is_whole=False).passes()
-
-
 @dataclass(slots=True)
 class Search:
     """Search of what is computed token by token, from one product.
@@ -204,7 +193,7 @@ class Search:
       level: where it is.
       known: the known numbers of that.
       logits: the product.
-      is_whole: whether sums of what is smaller, such as losses, are part of a pass, too.
+      taken: values that are made in chunks of other losses.
       rows: per value that depends on it and is computed token by token, where its tokens are.
       stage: per value that depends on it, the pass in which it is made, or after which.
       flows: how tokens go through equations.
@@ -214,7 +203,7 @@ class Search:
     level: Level
     known: KnownArrays
     logits: Logits
-    is_whole: bool
+    taken: frozenset[int]
     rows: dict[int, Rows] = field(default_factory=dict)
     stage: dict[int, int] = field(default_factory=dict)
     flows: dict[Unit, Flow] = field(default_factory=dict)
@@ -224,7 +213,11 @@ class Search:
     _powers: set[int] = field(default_factory=set)  # values that exponentials of logits are in
 
     def passes(self) -> list[Pass]:
-        """Return what is computed in each pass, see `passes_of`."""
+        """Return what is computed in each pass; none without a softmax of each token's logits.
+
+        What is added up of losses and other small numbers is part of a pass, if it can be: XLA
+        reads logits once for that and their cotangents.
+        """
         self._follow()
         return self._read() if self.is_softmax else []
 
@@ -271,7 +264,11 @@ class Search:
                 return  # the cotangents of activations, from which the rest of the program follows
             self.rows.update(dict.fromkeys(outs, found.result))
             self._wide.update(out for out in outs if big and self.is_big(out, found.result))
-        elif big or (self.is_whole and not any(self.is_big(a, self.rows.get(a)) for a in tainted)):
+        elif big or (
+            self.stage[outs[0]] == 1  # no second pass for small numbers alone
+            and self.taken.isdisjoint(outs)
+            and not any(self.is_big(a, self.rows.get(a)) for a in tainted)
+        ):
             self.sums.update(outs)
         name = unit.eqn.primitive.name
         if (name in _EXPONENTIALS and big) or not self._powers.isdisjoint(tainted):
@@ -302,14 +299,14 @@ class Search:
     def _is_sum(self, unit: Unit, tainted: list[int]) -> bool:
         """Return whether a result is the sum of what it is for each chunk, made of such sums.
 
-        Where sums of losses are asked for, that is so of a mean and of what means add up to.
+        That is so of a mean, and of what means add up to.
         """
         if not self.sums.issuperset(tainted) or len({self.stage[a] for a in tainted}) > 1:
             return False
         name = unit.eqn.primitive.name
         if name == "transpose":
             return True
-        if not self.is_whole or unit.eqn.outvars[0].aval.shape:  # type: ignore[attr-defined]
+        if unit.eqn.outvars[0].aval.shape or not self.taken.isdisjoint(numbers(unit.outs)):  # type: ignore[attr-defined]
             return False
         own = [a in tainted for a in unit.ins]
         match name:
@@ -335,8 +332,7 @@ class Search:
         if indices in self.known:
             column = self.known.whole(indices)[..., number]
             for axis, size in enumerate(column.shape):
-                along = [size if i == axis else 1 for i in range(column.ndim)]
-                if size > 1 and (column == np.arange(size).reshape(along)).all():
+                if size > 1 and (np.moveaxis(column, axis, -1) == np.arange(size)).all():
                     return axis
             return None
         unit = self.level.makers.get(indices) if isinstance(indices, int) else None

@@ -137,11 +137,10 @@ def resized(eqn: JaxprEqn, flowing: Flow, tokens: int) -> dict[str, Any]:
     return {}
 
 
-def _shapes(eqn: JaxprEqn) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    def of(values: Sequence[Any]) -> list[tuple[int, ...]]:
-        return [tuple(getattr(v.aval, "shape", ())) for v in values]
-
-    return of(eqn.invars), of(eqn.outvars)
+def _shapes(eqn: JaxprEqn) -> list[list[tuple[int, ...]]]:
+    """Return the shapes of the operands of an equation, and those of its results."""
+    both: list[Any] = [eqn.invars, eqn.outvars]
+    return [[tuple(getattr(v.aval, "shape", ())) for v in values] for values in both]
 
 
 def _reshaped(rows: Rows, shape: Sequence[int], new: Sequence[int]) -> Rows | None:

@@ -1,12 +1,16 @@
 """Losses are found in the spellings that people write, with their gradients and without."""
 
+import jax
+import optax
 import pytest
 
+from tests.found.attention.corpus import Program
 from tests.found.cross_entropy.finding import ORDERS, agree, replaced
 from tests.found.cross_entropy.near_misses import ALONG_EXAMPLES, NEAR_MISSES
 from tests.found.cross_entropy.newer_spellings import NEWER
 from tests.found.cross_entropy.newer_spellings import NOT_FOUND as NEWER_NOT_FOUND
-from tests.found.cross_entropy.spellings import LOSSES, NOT_FOUND
+from tests.found.cross_entropy.spellings import LOSSES, NOT_FOUND, batch
+from tests.programs.registry import Draw
 
 ALL = LOSSES | NEWER
 NOWHERE = NOT_FOUND | NEWER_NOT_FOUND
@@ -40,6 +44,17 @@ def test_a_loss_is_found(name, order):
 def test_chunks_compute_what_the_program_does(name, order):
     """Results and gradients are those of the program in float32."""
     agree(*replaced(LOSSES[name], order))
+
+
+def test_losses_alone_take_no_second_pass():
+    """Losses that are weighted by how unusual they are: what a mean is needed for is not in it."""
+
+    def standardized(x, w, labels):
+        losses = optax.softmax_cross_entropy_with_integer_labels(x @ w, labels)
+        return (losses * jax.nn.sigmoid((losses - losses.mean()) / losses.std())).mean()
+
+    program = Program("standardized", lambda: (standardized, batch(Draw("standardized"))), 1)
+    agree(*replaced(program, "forward"))
 
 
 @pytest.mark.long
