@@ -849,3 +849,23 @@ def test_the_cotangent_of_a_sum_of_products_is_rounded_once(
     assert [of.is_multiplied for of in echoes] == [True] * roundings
     mixed, plain = jax.grad(amp(loss, POLICY))(*args), jax.grad(loss)(*args)
     assert jnp.linalg.norm(mixed - plain) <= 0.02 * jnp.linalg.norm(plain)
+
+
+def test_what_a_rule_solves_with_is_known_before_its_tangents(args: Any) -> None:
+    """One group makes the matrix of a root's tangents and what is multiplied with these."""
+    w = args[0][0]
+
+    def loss(x: jax.Array) -> jax.Array:
+        def distance(z: jax.Array) -> jax.Array:
+            return z - 0.5 * jnp.tanh(jnp.tanh(z.reshape(2, -1) @ w) @ w.T).reshape(-1) - x
+
+        def solve(f: Any, z: jax.Array) -> jax.Array:
+            return jax.lax.fori_loop(0, 9, lambda _, z: z - f(z), z)
+
+        def solve_tangents(f: Any, y: jax.Array) -> jax.Array:
+            return jnp.linalg.solve(jax.jacobian(f)(y), y)
+
+        return (jax.lax.custom_root(distance, x, solve, solve_tangents) ** 2).sum()
+
+    made = jax.make_jaxpr(jax.grad(amp(loss, POLICY)))(jnp.ones(2 * len(w)))
+    assert sum(e.primitive.name == "triangular_solve" for e in equations(made)) == 4

@@ -30,6 +30,7 @@ from jaxamp.core.jax_compat.binding import scan_with_invariants as scan_with_inv
 from jaxamp.core.jax_compat.checkpoints import define_checkpoint as define_checkpoint
 from jaxamp.core.jax_compat.checkpoints import is_saved as is_saved
 from jaxamp.core.jax_compat.checkpoints import read_by_recomputation as read_by_recomputation
+from jaxamp.core.jax_compat.checkpoints import split_by_operand as split_by_operand
 from jaxamp.core.jax_compat.checks import check_like as check_like
 from jaxamp.core.jax_compat.checks import check_nans as check_nans
 from jaxamp.core.jax_compat.derivative_rules import backward_results as backward_results

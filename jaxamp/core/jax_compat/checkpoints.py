@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import compress
 from types import FunctionType, SimpleNamespace
 from typing import Any
 from weakref import WeakSet
@@ -136,6 +137,29 @@ def _within_checkpoint(
     saved = {v for v, u in zip(eqn.outvars, unknown, strict=True) if not u}
     outvars = [_core.DropVar(v.aval) if v in saved else v for v in staged.outvars]
     return known, staged.replace(outvars=outvars), unknown, unknown, residuals
+
+
+def split_by_operand(primitive: Primitive, flags: str) -> None:
+    """Let a checkpoint tell apart which results of a primitive are known: each has one operand.
+
+    JAX takes them all for unknown where one is. The matrix of a solve in a rule of `custom_jvp`
+    would be as unknown as the tangents that are solved for, and could not be transposed.
+
+    Args:
+      primitive: the primitive.
+      flags: its parameter that has a number for each operand.
+    """
+
+    def rule(_: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
+        known = [not u for u in unknown]
+        chosen = (eqn.invars, eqn.outvars, eqn.params[flags])
+        invars, outvars, kept = ([*compress(values, known)] for values in chosen)
+        params = {**eqn.params, flags: tuple(kept)}
+        early = eqn.replace(invars=invars, outvars=outvars, params=params) if invars else None
+        needed = [v for v, is_there in zip(eqn.invars, instantiated, strict=True) if not is_there]
+        return early, eqn, unknown, [True] * len(known), needed
+
+    _pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 
 
 def with_globals(rule: Any, names: dict[str, Any]) -> Any:

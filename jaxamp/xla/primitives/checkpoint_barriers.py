@@ -215,3 +215,4 @@ def _beside(
 # On a CPU a barrier keeps a rounding that XLA leaves out where it is read first.
 _LOWERED = {None: _same, "cuda": _lowered, "rocm": _lowered}
 define(recomputation_barrier_p, _same, _same, _beside, _beside, _LOWERED)
+jax_compat.split_by_operand(recomputation_barrier_p, "recomputed")
