@@ -16,8 +16,9 @@ from collections.abc import Iterable
 
 from jaxamp.core.semantics import Linear, Rounding
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.conditioning.squares import CANCELLED
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.graph.consumers import SUMS, find_origins, is_square
+from jaxamp.plan.graph.consumers import SUMS, Parts, find_origins, find_parts, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, is_smaller
 from jaxamp.plan.graph.sweeps import backward, forward, mark, union
 
@@ -32,6 +33,7 @@ BOUNDED = 2  # a bounded curve, or the square of one: see `_cancels`
 _STEEP_POWER = 3  # powers above it amplify
 _JOINS = (Role.MERGE, Role.LINK, Role.CONVERT)
 _SQUARES = ("square", "integer_pow", "mul")
+_NONE: frozenset[int] = frozenset()
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
 
 
@@ -63,6 +65,17 @@ def _find_origins(graph: Graph) -> dict[int, int]:
     return find_origins(graph, passes)
 
 
+def _find_terms(graph: Graph) -> Parts:
+    """Return, per value, the boundary values that are terms of it, however early."""
+
+    def adds_up(node: Node) -> bool:
+        is_sum = node.role is Role.ELEMENTWISE and node.semantics.linear is Linear.ALL
+        return is_sum or node.role is Role.LINK
+
+    known = {v: frozenset({v}) for v in graph.sources if graph.is_float32[v]}
+    return find_parts(graph, lambda node: None, adds_up, known)
+
+
 def _sorts(graph: Graph, node: Node) -> bool:
     if node.trait is not Trait.EXTREMUM:
         return False
@@ -76,12 +89,13 @@ class _Amplification:
       made: per value, the flags `LINEAR` and `BOUNDED`.
       bits: per value, the other flags.
       origin: per value that is made of parts of one, that one.
+      terms: per value, the boundary values that are terms of it.
     """
 
     def __init__(self, flow: Dataflow) -> None:
         self.graph, self.provenance, self.uses, self.regions = flow
         self.made, self.bits = (bytearray(len(self.graph.avals)) for _ in range(2))
-        self.origin = _find_origins(self.graph)
+        self.origin, self.terms = _find_origins(self.graph), _find_terms(self.graph)
         mark(self.made, self.graph.activations, LINEAR)
         for carry in self.graph.carries:
             self.made[carry.inner] = self.made[carry.result] = LINEAR * (not carry.keeps_dtype)
@@ -105,8 +119,8 @@ class _Amplification:
         return [v for v in dict.fromkeys(chosen) if dense[v]]
 
     def _is_linear(self, node: Node, dense: list[int]) -> bool:
-        if node.role is Role.CONTRACT:
-            return True
+        if node.role is Role.CONTRACT:  # one that is cancelled is not rounded itself
+            return self.graph.precise.get(node) != CANCELLED
         kind, joins = node.semantics.linear, node.role in _JOINS
         if not dense or node.role is Role.FIXED or (kind is Linear.NOT and not joins):
             return False
@@ -165,11 +179,17 @@ class _Amplification:
                 self.bits[value] |= AMPLIFIED | in_memory * IN_MEMORY | flags
 
     def _adds_parts(self, node: Node) -> bool:
-        """Return whether a node adds parts of one value that are not the same."""
+        """Return whether a node adds parts of one value that are not the same.
+
+        Or subtracts from a sum what it began with, as the parameters that a task has adapted.
+        """
         if node.name not in SUMS:
             return False
         dense = self._dense(node)
-        return len(dense) == 2 and len({self.origin.get(v, v) for v in dense}) == 1
+        if len(dense) == 2:
+            return len({self.origin.get(v, v) for v in dense}) == 1
+        one, other = (self.terms.get(v, _NONE) for v in node.ins)
+        return node.name == "sub" and len(dense) == 1 and not one.isdisjoint(other)
 
     def _parts_before(self, node: Node, given: int) -> int:
         """Return whether what is added in parts later is added in parts here already."""

@@ -63,6 +63,20 @@ def test_what_cancels_nothing_is_narrow(name: str, order: str) -> None:
     assert {d.operand for d in of_layers} == {Precision.BF16}
 
 
+def test_distances_of_which_exponentials_are_taken_are_stored_wide() -> None:
+    """A plan of transport that changes its own costs; later kernels read these from memory."""
+
+    def cost(x: jax.Array, y: jax.Array) -> jax.Array:
+        d, shares = powers(x, y), jnp.ones((len(x), len(y)))
+        for _ in range(2):
+            costs = d + powers(d @ shares.T, d @ shares.T) @ shares
+            shares = jnp.exp(-(costs - costs.min()))
+        return (shares * costs).sum()
+
+    decisions = plan_of(jax.grad(cost))(X, Y).decisions()
+    assert {d.output for d in decisions if d.primitive in ("add", "sub")} == {Precision.F32}
+
+
 def test_the_phases_of_layers_are_narrow_where_they_are_the_work() -> None:
     products = [d.operand for d in plan_of(sines)(X, W).decisions() if d.kind.value == "Compute"]
     assert products == [Precision.F32, *[Precision.BF16] * 4] or set(products) == {Precision.BF16}

@@ -102,6 +102,25 @@ def test_gradients_of_rollouts(name: str, order: str, policy: str) -> None:
     assert _far(mixed(W), jax.grad(loss)(W)) <= 16 * EPS[LOW[policy]]
 
 
+def test_parameters_that_tasks_adapt_are_read_beside_those_they_began_with() -> None:
+    """Each task has a copy of them, which is no longer of their size."""
+    x = C[:32, :WIDTH].reshape(2, 16, WIDTH) / 1e5
+
+    def loss(w: jax.Array) -> jax.Array:
+        def task(x: jax.Array) -> jax.Array:
+            def proximal(v: jax.Array) -> jax.Array:
+                return jnp.mean((jnp.tanh(x @ v) @ v - x) ** 2) + ((v - w) ** 2).sum()
+
+            v = w
+            for _ in range(3):
+                v = v - 0.005 * jax.grad(proximal)(v)
+            return ((v - w) ** 2).sum()
+
+        return jax.vmap(task)(x).mean()
+
+    assert _far(amp(loss)(W[0]), loss(W[0])) <= EPS["bfloat16"]
+
+
 def test_a_residual_stream_is_narrow() -> None:
     """A norm reads it as a difference from its own mean, which is rounded with it."""
 
