@@ -18,7 +18,7 @@ from jaxamp.xla.hints.techniques import Technique
 from jaxamp.xla.primitives.narrow_moves import narrow_moves
 
 NARROW, WIDE = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
-MOVES = frozenset({"concatenate", "pad", "reshape", "slice", "split", "transpose"})
+MOVES = frozenset({"concatenate", "pad", "reshape", "slice", "split", "transpose", "unstack"})
 
 
 def widened(x: jax.Array, *_: jax.Array) -> jax.Array:
@@ -55,6 +55,17 @@ def gated(x: jax.Array, bias: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.exp(jax.nn.silu(x.astype(WIDE)) * bias).reshape(4, 6, 8).swapaxes(0, 1))
 
 
+def parted(x: jax.Array, *_: jax.Array) -> list[jax.Array]:
+    """Take apart what is the sum of narrow arrays, as the cotangent of what was joined is."""
+
+    def joined_twice(*rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        whole = jnp.stack(rows)
+        return whole.astype(NARROW), (whole * 1).astype(NARROW)
+
+    _, transposed = jax.vjp(joined_twice, *x.astype(WIDE))
+    return [*transposed((x, jnp.sin(x)))]
+
+
 X = jax.random.normal(jax.random.key(0), (4, 48), NARROW)
 BIAS = jax.random.normal(jax.random.key(1), (1, 48))
 
@@ -71,7 +82,7 @@ def changed(fn: Callable[..., Any], *args: jax.Array) -> tuple[list[Any], list[A
     return dtypes, evaluate(closed, args, jax_compat.bind)
 
 
-@pytest.mark.parametrize("fn", [widened, rounded, biased, padded, joined, gated])
+@pytest.mark.parametrize("fn", [widened, rounded, biased, padded, joined, gated, parted])
 def test_arrays_are_moved_while_they_are_narrow(fn: Callable[..., Any]) -> None:
     """The results are the same, bit for bit."""
     dtypes, found = changed(fn, X, BIAS)

@@ -4,7 +4,8 @@ XLA:TPU fuses few changes of layout: a shift, a transpose or a reshape that spli
 kernel of its own. A group widens what it reads, moves it, computes, and rounds what it returns, so
 that what is moved would be stored in float32. Here it is moved before it is widened, and before
 what is computed of it alone, as a `silu` is, and of smaller arrays, as a bias. What is only moved
-before it is rounded is rounded first. The results are the same, bit for bit.
+before it is rounded is rounded first. Of a sum of narrow arrays parts are taken before they are
+added up, as a kernel of its own would add them. The results are the same, bit for bit.
 
 A group is changed when its equation is lowered, in forward and backward passes alike.
 
@@ -32,10 +33,10 @@ from jaxamp.plan.graph.graph import is_smaller
 
 @dataclass(frozen=True, eq=False)
 class _Wide:
-    """An array of float32 that is computed where it is read, from a narrow one and smaller ones.
+    """An array of float32 that is computed where it is read, from narrow ones and smaller ones.
 
     Attributes:
-      narrow: the narrow array, which is widened.
+      narrow: the narrow array, which is widened; the first where several are added up.
       eqn: an equation that is element by element, if one computes with it.
       operands: those of the equation.
     """
@@ -43,6 +44,11 @@ class _Wide:
     narrow: Any
     eqn: JaxprEqn | None = None
     operands: tuple[Any, ...] = ()
+
+    @cached_property
+    def arrays(self) -> list[Any]:
+        found = {id(y): y for x in self.operands if isinstance(x, _Wide) for y in x.arrays}
+        return [*found.values()] or [self.narrow]
 
     @cached_property
     def value(self) -> Any:
@@ -139,33 +145,35 @@ def _converted(x: Any, dtype: Any) -> list[Any] | None:
 
 
 def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
-    """Return what is computed when it is read, of one narrow array and of smaller ones."""
+    """Return what is computed when it is read, of one narrow array, or as a sum of several."""
     waiting = [x for x in operands if isinstance(x, _Wide)]
-    if not is_by_element(eqn.primitive) or len({id(x.narrow) for x in waiting}) != 1:
+    if not is_by_element(eqn.primitive) or not waiting:
         return None
-    array, (result,) = waiting[0].narrow, eqn.outvars
-    is_wide = result.aval.dtype == np.float32  # type: ignore[attr-defined]
-    is_alone = all(isinstance(x, _Wide) or is_smaller(np.size(x), array.size) for x in operands)
-    return [_Wide(array, eqn, tuple(operands))] if is_wide and is_alone else None
+    array, (result,) = _Wide(waiting[0].narrow, eqn, tuple(operands)), eqn.outvars
+    size, is_wide = array.narrow.size, result.aval.dtype == np.float32  # type: ignore[attr-defined]
+    is_alone = all(isinstance(x, _Wide) or is_smaller(np.size(x), size) for x in operands)
+    is_one, is_sum = len(array.arrays) == 1, eqn.primitive.name == "add_any"
+    # A sum is emitted where it stands, too, for those who read the whole of it.
+    is_later = is_wide and is_alone and (is_one or (is_sum and array.value is not None))
+    return [array] if is_later else None
 
 
 def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     """Return what is moved while it is narrow."""
-    array = operands[0]
-    if not isinstance(array, _Wide):
+    array, trait = operands[0], op_of(eqn.primitive).trait
+    if not isinstance(array, _Wide) or (len(array.arrays) > 1 and trait is not Trait.PART):
         return None
     is_broadcast, size = eqn.primitive is lax.broadcast_in_dim_p, eqn.outvars[0].aval.size  # type: ignore[attr-defined]
     if is_broadcast and array.eqn and is_smaller(array.narrow.size, size):
         return None  # what is repeated is computed once
-    is_pad = eqn.primitive is lax.pad_p
+    is_pad, shape = eqn.primitive is lax.pad_p, array.narrow.shape
     if len(operands) > 1 and not is_pad:
         parts = [x.narrow for x in operands if isinstance(x, _Wide) and not x.eqn]
         is_one_kind = len(parts) == len(operands) and len({x.dtype for x in parts}) == 1
         return [_Wide(*jax_compat.bind(eqn, parts))] if is_one_kind else None
-    shape = array.narrow.shape
 
     def move(x: Any) -> list[Any]:
-        if x is array.narrow:
+        if any(x is narrow for narrow in array.arrays):
             return jax_compat.bind(eqn, [x, *[np.zeros((), x.dtype)] * is_pad])
         if is_pad or not np.ndim(x):
             return [x] * len(eqn.outvars)
