@@ -354,8 +354,8 @@ MUTATIONS = (
     ),
     Mutation(
         "found/cross_entropy/rows.py",
-        "if result is None and label not in labels.summed:",
-        "if False:",
+        "if label is None or (result is None and label not in labels.summed):",
+        "if label is None:",
         "tests/found/cross_entropy/test_spellings.py",
     ),
     Mutation(
