@@ -240,8 +240,8 @@ MUTATIONS = (
     ),
     Mutation(
         "xla/primitives/narrow_moves.py",
-        "[_Wide(array, eqn, tuple(operands))]",
-        "[_Wide(array, eqn, tuple(operands[::-1]))]",
+        "eqn, tuple(operands)), eqn.outvars",
+        "eqn, tuple(operands[::-1])), eqn.outvars",
         "tests/xla/test_narrow_moves.py",
     ),
     Mutation(

@@ -183,6 +183,7 @@ integrated.defvjp(
 )
 
 
+@pytest.mark.product("order")
 @pytest.mark.parametrize("low", LOW)
 @pytest.mark.parametrize("order", ["amp(grad)", "grad(amp)"])
 def test_a_derivative_takes_the_steps_that_the_solver_took(order: str, low: str) -> None:

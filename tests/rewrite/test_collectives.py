@@ -304,6 +304,7 @@ def test_activations_are_added_up_as_they_are_stored(mesh, policy, dtype):
     assert error < 0.02 * np.abs(exact).max()
 
 
+@pytest.mark.product("order")
 @orders
 @pytest.mark.parametrize(("policy", "dtype"), [("mixed_bf16", "bf16"), ("mixed_f16", "f32")])
 def test_cotangents_of_normed_activations_are_added_up_as_they_are_stored(
@@ -380,6 +381,7 @@ def _filled(table, words):
 masks = pytest.mark.parametrize("find", [_chosen, _multiplied, _filled])
 
 
+@pytest.mark.product("policy")
 @masks
 @pytest.mark.parametrize(
     ("policy", "dtype"),
@@ -425,6 +427,7 @@ def test_gradients_of_a_split_table_are_those_of_a_whole_one(mesh, order, find):
     np.testing.assert_allclose(ours, whole, atol=2.0**-8 * np.abs(whole).max())
 
 
+@pytest.mark.product("order")
 @orders
 @pytest.mark.parametrize(("policy", "dtype"), [("mixed_bf16", "bf16"), ("mixed_f16", "f32")])
 def test_cotangents_of_looked_up_rows_are_added_up_as_they_are_stored(mesh, order, policy, dtype):

@@ -493,6 +493,7 @@ def test_the_warning_of_needless_traces_has_a_name():
         f(Checked(_x()), 15)
 
 
+@pytest.mark.product("value")
 @pytest.mark.parametrize("value", [np.int64(3), np.int64(2**40), np.uint8(7), 1.7e9, 1.7e9 + 0.125])
 @pytest.mark.parametrize("x64", [False, True])
 def test_numbers_are_what_they_are_under_jit(value, x64):

@@ -134,7 +134,7 @@ def mended(fault: Fault) -> str:
     return "" if all(np.isfinite(r).all() for r in results) else f"{found.rules} do not prevent it"
 
 
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("grad", [pytest.param(False, marks=pytest.mark.long), True])
 def test_an_argument_beyond_float16_is_named(grad):
     """Counts of 17 bits: debug_step, probe and report say which argument it is, and the cure."""
 

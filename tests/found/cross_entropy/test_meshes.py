@@ -52,6 +52,7 @@ def _close(got, want):
         assert np.max(np.abs(mine - other)) <= 0.03 * np.max(np.abs(other))
 
 
+@pytest.mark.product("tokens", "words")
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize(
     ("tokens", "words"),
@@ -144,6 +145,7 @@ def _looked_up(x, w, labels):
     return (jax.nn.logsumexp(logits, -1) - chosen).mean()
 
 
+@pytest.mark.product("loss", "tokens", "words")
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize(
     ("loss", "tokens", "words"),

@@ -82,6 +82,7 @@ def count_loss(params, counts):
     return -jax.lax.scan(step, start, (counts[:-1], counts[1:]))[1].mean()
 
 
+@pytest.mark.product("order")
 @pytest.mark.parametrize("order", ["amp(grad)", "grad(amp)"])
 @pytest.mark.parametrize("policy", ["auto_mixed_bf16", "auto_mixed"])
 def test_partial_derivatives_that_a_loop_saves_are_not_rounded(policy, order):

@@ -54,6 +54,7 @@ def decisions(fn: Loss) -> Iterator[Decision]:
     return plan_of(fn, POLICY)(W).decisions()
 
 
+@pytest.mark.product("program")
 @pytest.mark.parametrize(
     "order", [lambda f: jax.grad(amp(f, POLICY)), lambda f: amp(jax.grad(f), POLICY)]
 )
