@@ -13,7 +13,6 @@ import pytest
 
 from benchmarks.deviceless.models import EVERY
 from jaxamp import PrecisionPolicy, Rule, amp, plan_of
-from jaxamp.compiled.targets import TARGETS
 from jaxamp.core.formats import Precision
 from tests.fields.oracle import Oracle, evaluated
 from tests.numerics.ulps import POLICIES
@@ -117,8 +116,11 @@ def test_an_outer_product_is_planned_as_what_multiplies_elementwise() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.feature("compiled")
 def test_parts_of_one_product_that_turn_queries_are_no_residual():
     """In a scan over layers: each makes the next, and so is made of its own queries."""
+    from jaxamp.compiled.targets import TARGETS
+
     size, chip = EVERY["llama"].full, TARGETS["h200"]
     args = [jax.eval_shape(make, jax.random.key(0)) for make in (size.init, size.sample)]
     with chip.described():
