@@ -30,7 +30,7 @@ except (AttributeError, ImportError) as error:
     ) from None
 import jaxamp.interop  # noqa: F401  registers what it knows, and imports no library
 from jaxamp import installed
-from jaxamp.core.features import lacking
+from jaxamp.core.features import absent
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.keep_precision import keep_precision
@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("jaxamp."):
             raise
-        raise AttributeError(lacking(name) or str(error), name=name) from error
+        raise AttributeError(absent(name, str(error.name).split(".")[1]), name=name) from error
     value = globals()[name] = module if name == "training" else getattr(module, name)
     return value
 

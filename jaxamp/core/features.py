@@ -169,6 +169,9 @@ def works() -> tuple[Work, ...]:
 def lacking(word: object) -> str:
     """Return a sentence that names the absent feature that a word needs; empty if none does."""
     name = _WORDS.get(str(word))
-    if name is None or name in _FEATURES:
-        return ""
+    return "" if name is None or name in _FEATURES else absent(word, name)
+
+
+def absent(word: object, name: str) -> str:
+    """Return a sentence that names the absent feature that a word needs."""
     return f"{word} needs jaxamp's feature {name!r}, which was taken out of this installation. "

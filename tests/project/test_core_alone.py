@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxamp
 from jaxamp import Precision, PrecisionPolicy, Rule, amp, keep_precision, plan_of
 from jaxamp.core.features import fields, lacking
 from jaxamp.errors import PolicyError
@@ -61,6 +64,18 @@ def test_a_field_of_a_feature(name: str, value: object) -> None:
         PrecisionPolicy.MIXED_BF16.replace(**{name: value})
     with pytest.raises(AttributeError, match="taken out of this installation"):
         getattr(PrecisionPolicy.MIXED_BF16, name)
+
+
+def test_a_name_of_an_absent_feature() -> None:
+    """The error says which folder is missing, which need not be the one that has the name."""
+    package = Path(jaxamp.__file__).parent
+    missing = [room for room in ("inspect", "compiled", "found") if not (package / room).is_dir()]
+    if not missing:
+        assert callable(jaxamp.report)
+        return
+    needed = "|".join(missing)
+    with pytest.raises(AttributeError, match=f"report needs jaxamp's feature '({needed})', which"):
+        _ = jaxamp.report
 
 
 def test_a_recipe() -> None:

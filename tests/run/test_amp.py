@@ -238,9 +238,9 @@ def test_static_configurations(placement):
 
 LOOKS = [
     "plan_of",
-    pytest.param("report", marks=pytest.mark.feature("inspect")),
+    pytest.param("report", marks=pytest.mark.feature("inspect", "compiled", "found")),
     pytest.param("explain", marks=pytest.mark.feature("inspect")),
-    pytest.param("probe", marks=pytest.mark.feature("numerics")),
+    pytest.param("probe", marks=pytest.mark.feature("numerics", "inspect", "xla")),
 ]
 
 
