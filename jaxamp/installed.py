@@ -1,7 +1,7 @@
-"""The features beside the core: the one place that names them, and registers those that are here.
+"""The features that contribute to the core: the one place that names them, and registers them.
 
-Each is a folder that can be taken away. Those that contribute to the core have a file `feature.py`;
-the others read plans, or use what is public.
+Each is a folder with a file `feature.py`, and can be taken away. So can the others, which read
+plans, or use what is public: nothing registers them.
 """
 
 from __future__ import annotations
@@ -24,20 +24,10 @@ CONTRIBUTING = {
 }  # fmt: skip
 """Features that contribute, and the words of policies that need them."""
 
-READING = {
-    "cli": (),
-    "compiled": (),
-    "inspect": ("diff", "explain", "report"),
-    "numerics": ("probe",),
-    "tools": ("estimate", "serve", "tune"),
-    "training": ("auto", "auto_policy", "training"),
-}
-"""The others, and the names of `jaxamp` that need them."""
-
 
 def enter() -> None:
     """Register the features that are here, and the words of all."""
-    for name, words in {**CONTRIBUTING, **READING}.items():
+    for name, words in CONTRIBUTING.items():
         register_words(name, words)
     for name in CONTRIBUTING:
         try:

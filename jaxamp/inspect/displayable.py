@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxamp.core.features import features, lacking
+from jaxamp.core.features import absent, features
 from jaxamp.errors import InspectionError
 
 
@@ -19,7 +19,7 @@ def _screens() -> Any:
     """
     screens = next((f.screens for f in features() if f.screens), None)
     if screens is None:
-        raise InspectionError(f"A screen {lacking('display')}Ask for to_json().")
+        raise InspectionError(f"{absent('A screen', 'display')}Ask for to_json().")
     return screens()
 
 

@@ -78,6 +78,13 @@ def test_a_name_of_an_absent_feature() -> None:
         _ = jaxamp.report
 
 
+def test_what_is_no_policy_needs_no_feature() -> None:
+    """A name of jaxamp that is taken for a policy's word is unknown, whatever is installed."""
+    with pytest.raises(PolicyError, match="Unknown policy 'report'") as found:
+        PrecisionPolicy.parse("report")
+    assert "taken out" not in str(found.value)
+
+
 def test_a_recipe() -> None:
     """A word that quantizes is known, or its feature is named."""
     if "scaling" in fields():

@@ -13,6 +13,7 @@ of single primitives are in `core/taxonomy.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from jaxamp.core.semantics import Linear, Rounding
 from jaxamp.core.taxonomy import Trait
@@ -65,17 +66,6 @@ def _find_origins(graph: Graph) -> dict[int, int]:
     return find_origins(graph, passes)
 
 
-def _find_terms(graph: Graph) -> Parts:
-    """Return, per value, the boundary values that are terms of it, however early."""
-
-    def adds_up(node: Node) -> bool:
-        is_sum = node.role is Role.ELEMENTWISE and node.semantics.linear is Linear.ALL
-        return is_sum or node.role is Role.LINK
-
-    known = {v: frozenset({v}) for v in graph.sources if graph.is_float32[v]}
-    return find_parts(graph, lambda node: None, adds_up, known)
-
-
 def _sorts(graph: Graph, node: Node) -> bool:
     if node.trait is not Trait.EXTREMUM:
         return False
@@ -89,16 +79,26 @@ class _Amplification:
       made: per value, the flags `LINEAR` and `BOUNDED`.
       bits: per value, the other flags.
       origin: per value that is made of parts of one, that one.
-      terms: per value, the boundary values that are terms of it.
     """
 
     def __init__(self, flow: Dataflow) -> None:
         self.graph, self.provenance, self.uses, self.regions = flow
         self.made, self.bits = (bytearray(len(self.graph.avals)) for _ in range(2))
-        self.origin, self.terms = _find_origins(self.graph), _find_terms(self.graph)
+        self.origin = _find_origins(self.graph)
         mark(self.made, self.graph.activations, LINEAR)
         for carry in self.graph.carries:
             self.made[carry.inner] = self.made[carry.result] = LINEAR * (not carry.keeps_dtype)
+
+    @cached_property
+    def terms(self) -> Parts:
+        """Per value, the boundary values that are terms of it, however early."""
+
+        def adds_up(node: Node) -> bool:
+            is_sum = node.role is Role.ELEMENTWISE and node.semantics.linear is Linear.ALL
+            return is_sum or node.role is Role.LINK
+
+        known = {v: frozenset({v}) for v in self.graph.sources if self.graph.is_float32[v]}
+        return find_parts(self.graph, lambda node: None, adds_up, known)
 
     def enter(self, node: Node) -> None:
         """Find what the results of a node are made of."""
@@ -188,8 +188,10 @@ class _Amplification:
         dense = self._dense(node)
         if len(dense) == 2:
             return len({self.origin.get(v, v) for v in dense}) == 1
+        if node.name != "sub" or len(dense) != 1:
+            return False
         one, other = (self.terms.get(v, _NONE) for v in node.ins)
-        return node.name == "sub" and len(dense) == 1 and not one.isdisjoint(other)
+        return not one.isdisjoint(other)
 
     def _parts_before(self, node: Node, given: int) -> int:
         """Return whether what is added in parts later is added in parts here already."""
