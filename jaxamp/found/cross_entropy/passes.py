@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal
 
 from jaxamp.found.cross_entropy.rows import Flow, Rows, flow, flow_back
 from jaxamp.found.levels import Atom, Level, Unit, numbers
 from jaxamp.jaxprs.known_arrays import KnownArrays
+from jaxamp.jaxprs.nested import RULED, nested
 
 MOST_PASSES = 2
 _EXPONENTIALS = ("exp", "exp2")
@@ -144,7 +145,7 @@ def before_exponentials(level: Level) -> list[Unit]:
                 source |= sources.get(value, 0)
         if source:
             sources.update(dict.fromkeys(numbers(unit.outs), source))
-        if name in _EXPONENTIALS:
+        if name in _EXPONENTIALS or (source and _is_ruled(unit.eqn)):
             found |= source
     return [unit for number, unit in enumerate(products) if found >> number & 1]
 
@@ -177,6 +178,17 @@ def source(level: Level, atom: Atom) -> Atom:
 
 class Stays(Exception):
     """Ends the search of a loss that stays as it is, with the reason."""
+
+
+def _exponentiates(eqn: JaxprEqn) -> bool:
+    """Return whether an equation is an exponential, or holds one."""
+    inside = (inner for body in nested(eqn) for inner in body.jaxpr.eqns)
+    return eqn.primitive.name in _EXPONENTIALS or any(map(_exponentiates, inside))
+
+
+def _is_ruled(eqn: JaxprEqn) -> bool:
+    """Return whether an equation is a function of exponentials with a derivative of its own."""
+    return eqn.primitive.name in RULED and _exponentiates(eqn)
 
 
 def _contracts(unit: Unit) -> bool:
@@ -252,6 +264,8 @@ class Search:
             return
         found = self._flow(unit)
         if found is None:
+            if not self._wide.isdisjoint(tainted) and _is_ruled(unit.eqn):
+                raise Stays("a function with its own derivative has its softmax; see amp(grad(f))")
             self.stage.update(dict.fromkeys(outs, max(self.stage[a] for a in tainted)))
             return
         self.stage.update(
