@@ -1,8 +1,5 @@
 """Ready-made pieces of a training run: loss scales, gradients, optimizers of narrow parameters."""
 
-import importlib
-
-from jaxamp.core.adapters import register_adapter
 from jaxamp.numerics.nonfinite import Nonfinite as Nonfinite
 from jaxamp.training.debug import Diagnosis as Diagnosis
 from jaxamp.training.debug import debug_step as debug_step
@@ -31,5 +28,3 @@ from jaxamp.training.trees import all_finite as all_finite
 from jaxamp.training.trees import first_nonfinite as first_nonfinite
 from jaxamp.training.trees import nonfinite_index as nonfinite_index
 from jaxamp.training.trees import select_tree as select_tree
-
-register_adapter("jmp", lambda: importlib.import_module("jaxamp.training.jmp_loss_scale"))

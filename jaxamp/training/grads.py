@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError, article, shown
 from jaxamp.run.amp import DEFAULT_POLICY, amp
-from jaxamp.training.loss_scale import as_loss_scale, same_library
+from jaxamp.training.loss_scale import as_loss_scale
 from jaxamp.training.trees import all_finite, global_norm, map_floats, varies_over, widen_floats
 
 
@@ -116,8 +116,7 @@ def scaled_value_and_grad(
             clip = functools.partial(clip_by_norm, limit=clip_norm, axis_name=axis_name)
             losses = value[0] if has_aux else value  # as many as there are trees of gradients
             grads = jax.tree.map(lambda _, of_one: clip(of_one), losses, grads)
-        adjusted = same_library(scale.adjust(finite), loss_scale)
-        return Gradient((value, grads), finite, adjusted)
+        return Gradient((value, grads), finite, scale.adjust(finite))
 
     return gradients
 

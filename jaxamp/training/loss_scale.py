@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxamp.core.adapters import adapter
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError, shown
 from jaxamp.training.trees import as_flag, map_floats, widen
@@ -246,7 +245,7 @@ class DynamicLossScale(_Factor):
 
 
 def as_loss_scale(scale: Any) -> Any:
-    """Convert `scale` to a loss scale with jaxamp's arithmetic.
+    """Return a loss scale as it is, and one that does nothing for ``None``.
 
     Args:
       scale: one of ours, one of jmp's, any object with their methods, or ``None`` for none.
@@ -259,8 +258,6 @@ def as_loss_scale(scale: Any) -> Any:
     """
     if scale is None:
         return NoOpLossScale()
-    if (jmp := _adapter_of(scale)) is not None:
-        return jmp.loss_scale_from_jmp(scale)
     if isinstance(scale, type):
         raise TrainingError(f"A loss scale is an object, not the class: write {scale.__name__}().")
     if all(callable(getattr(scale, name, None)) for name in ("scale", "unscale", "adjust")):
@@ -269,17 +266,6 @@ def as_loss_scale(scale: Any) -> Any:
         f"{shown(scale)} is not a loss scale. Give a NoOpLossScale, StaticLossScale or "
         "DynamicLossScale, of jaxamp or jmp, or an object with scale, unscale and adjust."
     )
-
-
-def same_library(scale: Any, like: Any) -> Any:
-    """Convert one of our loss scales to the library of `like`, so that a carry keeps its type."""
-    jmp = _adapter_of(like)
-    return scale if jmp is None else jmp.loss_scale_to_jmp(scale)
-
-
-def _adapter_of(scale: Any) -> Any:
-    """Return the adapter for jmp if `scale` is one of jmp's, else ``None``."""
-    return adapter("jmp") if type(scale).__module__.partition(".")[0] == "jmp" else None
 
 
 def _as(dtype: Any, value: Any) -> Any:

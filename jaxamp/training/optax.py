@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError
-from jaxamp.training.loss_scale import DynamicLossScale, as_loss_scale, same_library
+from jaxamp.training.loss_scale import DynamicLossScale, as_loss_scale
 from jaxamp.training.trees import all_finite, as_flag, map_floats, select_tree, widen_floats
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def with_loss_scale(
     (196608.0, -6.0)
     """
     skipping = skip_nonfinite(optimizer)
-    first = DynamicLossScale() if loss_scale is None else loss_scale
-    as_loss_scale(first)
+    first = as_loss_scale(DynamicLossScale() if loss_scale is None else loss_scale)
 
     def init(params: Any) -> LossScaleState:
         skip: Any = skipping.init(params)
@@ -140,12 +139,11 @@ def with_loss_scale(
     def update(
         updates: Any, state: LossScaleState, params: Any = None, **extra: Any
     ) -> tuple[Any, LossScaleState]:
-        scale = as_loss_scale(state.loss_scale)
+        scale = state.loss_scale
         grads = widen_floats(scale.unscale(updates))
         skip: Any
         updates, skip = skipping.update(grads, state.skip, params, **extra)
-        adjusted = same_library(scale.adjust(skip.grads_finite), state.loss_scale)
-        return updates, LossScaleState(adjusted, skip)
+        return updates, LossScaleState(scale.adjust(skip.grads_finite), skip)
 
     return transformation(init, update)
 
