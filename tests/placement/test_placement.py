@@ -134,20 +134,6 @@ def running_maximum(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.lax.cummax(hidden) @ w, hidden.sum()
 
 
-def carried_and_sliced(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What a float32 carry starts with, and its columns, which are another array."""
-    hidden = jnp.tanh(x @ w)
-    last, rows = jax.lax.scan(lambda c, row: (0.9 * c + row, c[0] * row), hidden, hidden.T)
-    return last, rows, hidden @ w
-
-
-def time_major(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A loop multiplies columns of what is made of an input, and a maximum is fused with that."""
-    scaled = (2 * x - 1).T
-    rows = jax.lax.map(lambda column: column @ w, scaled)
-    return rows, scaled.max()
-
-
 SMALL: dict[str, Callable[..., Any]] = {
     "mlp": mlp,
     "attention": attention,
@@ -155,8 +141,6 @@ SMALL: dict[str, Callable[..., Any]] = {
     "dropped reader": dropped_reader,
     "dropped product": dropped_product,
     "running maximum": running_maximum,
-    "carried and sliced": carried_and_sliced,
-    "time major": time_major,
     "gradient of nested loops": jax.grad(lambda x, w: (nested_loops(x, w) ** 2).mean(), 1),
     "gradient of mlp": jax.grad(lambda x, w: mlp(x, w).sum(), 1),
     "gradient of streamed": jax.grad(lambda x, w: (streamed(x, w) ** 2).mean(), 1),

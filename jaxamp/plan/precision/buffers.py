@@ -1,7 +1,7 @@
 """Round values before a loop stacks or slices them, or a branch joins them in memory.
 
 This happens where all readers round them anyway: they get the same numbers, and half of the bytes
-are written. What a loop slices is rounded for that loop alone where all other readers are fused.
+are written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Set
 
 from jaxamp.core.formats import Precision
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.reader_precisions import Choices, ReaderPrecisions, forwarded
 
@@ -22,7 +21,7 @@ _MADE = (Role.ELEMENTWISE, Role.MERGE)
 
 def narrow_buffers(flow: Dataflow, stored: list[Precision | None], choices: Choices) -> None:
     """Store buffers narrow, in `stored`, where all their readers round them."""
-    graph, _, uses, regions = flow
+    graph, uses = flow.graph, flow.uses
     links = [n for n in graph.named.get("", ()) if n.link in (*_STACKED, *_CUT)]
     if not links:
         return
@@ -31,8 +30,6 @@ def narrow_buffers(flow: Dataflow, stored: list[Precision | None], choices: Choi
     if not buffers:
         return
     wanted = ReaderPrecisions(graph, uses, stored, choices, (*_STACKED, *_CUT))
-    sliced = [n for n in links if n.link is Link.SLICE and n.ins[0] in buffers]
-    buffers.update(n.outs[0] for n in sliced if _is_fused(regions, wanted, n.ins[0]))
     narrowed: set[int] = set()
     for node in graph.nodes:
         for out in node.outs:
@@ -59,9 +56,3 @@ def _find_computed(graph: Graph) -> set[int]:
 def _buffers_of(made: Set[int], link: Node) -> Iterable[int]:
     """Return the buffers that a loop or branch allocates, and would not otherwise be stored."""
     return link.outs if link.link in _STACKED else [v for v in link.ins if v in made]
-
-
-def _is_fused(regions: FusionRegions, wanted: ReaderPrecisions, value: int) -> bool:
-    """Return whether all readers that take a value in float32 are fused with its maker."""
-    far = [r for r in wanted.graph.readers[value] if regions.is_far(value, r)]
-    return bool(regions.fused[value]) and F32 not in wanted.precisions_of(value, far)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
-from jaxamp.core.taxonomy import OpKind, Trait
+from jaxamp.core.taxonomy import OpKind
 from jaxamp.plan.dataflow.constraints import constrain_contraction
 from jaxamp.plan.dataflow.provenance import Provenance, find_provenance
 from jaxamp.plan.dataflow.repeated_decisions import find_repeated
 from jaxamp.plan.dataflow.uses import Lowerable, Uses, find_uses
-from jaxamp.plan.graph.consumers import descendants, is_exact, is_movement
+from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import narrow_kinds
 from jaxamp.plan.precision.overrides import Forced
@@ -94,17 +94,15 @@ def _bears_rounding(graph: Graph, provenance: Provenance, uses: Uses, carry: Car
     A recurrent state is recomputed, and so is a residual stream: increments are added to it, but by
     another layer in each iteration, whose weights are slices of stacked ones. Rounding harms
     accumulators, to which the same step adds repeatedly (a clock, an average, an integrator), as
-    the errors add up. It harms results read neither by Compute nor by a sum, as a loss may be the
-    small difference of such a result and a target. And it harms coordinates whose differences the
-    step reads.
+    the errors add up. It harms results that no Compute reads, as a loss may be the small difference
+    of such a result and a target. And it harms coordinates whose differences the step reads.
     """
-    if _has_differences(graph, carry):
+    is_returned = uses.needed[carry.result] and not uses.reaches[carry.result]
+    if is_returned or _has_differences(graph, carry):
         return False
     contractions = _contractions_of(graph, carry)
     layers = [node for node in contractions if any(provenance.layer[v] for v in node.ins)]
     is_layered = any(_leads_to(graph, node, carry.out) for node in layers)
-    if uses.needed[carry.result] and not uses.reaches[carry.result]:
-        return is_layered and _is_summed(graph, carry.result)
     is_added_to = carry.out in descendants(graph, carry.inner, _is_elementwise_or_inward)
     return is_layered or (bool(contractions) and not is_added_to)
 
@@ -114,12 +112,6 @@ def _has_differences(graph: Graph, carry: Carry) -> bool:
     moved = set(descendants(graph, carry.inner, is_movement))
     differences = (r for v in moved for r in graph.readers[v] if r.name == "sub")
     return any(r.ins[0] != r.ins[1] and moved.issuperset(r.ins) for r in differences)
-
-
-def _is_summed(graph: Graph, value: int) -> bool:
-    """Return whether all readers of a value, moved or masked, sum over many of its elements."""
-    readers = [r for v in descendants(graph, value, is_exact) for r in graph.readers[v]]
-    return all(is_exact(r) or (r.role is Role.REDUCE and r.trait is Trait.SUM) for r in readers)
 
 
 def _contractions_of(graph: Graph, carry: Carry) -> list[Node]:

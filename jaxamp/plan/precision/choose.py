@@ -81,7 +81,6 @@ class Chooser:
         self.narrow_carries = {v for c in carries for v in (c.inner, c.result)}
         self.copies: dict[int, Precision] = {}  # per fused value, what far readers copy it to
         self.gainless: set[int] = set()  # f32 for lack of gain, not for accuracy
-        self.wide_in_memory: set[int] = set()  # of these, what is in memory in f32 anyway
         self.returned = find_returned(graph) if Guard.NO_GAIN in policy.guards else frozenset()
         self.product_sizes = find_product_sizes(graph, provenance)
         self.masked_rows = find_masked_lookups(graph, provenance)
@@ -242,19 +241,14 @@ class Chooser:
         if Guard.SENSITIVE in self.guards and (why := self._sensitivity(out)):
             return Choice(low, F32, f"operands in {low.short}; {why}", Guard.SENSITIVE, F32)
         if Guard.LOOP_CARRY in self.guards and self._is_carried_wide(out):
-            self._keep_wide(node.outs)
+            self.gainless.update(node.outs)
             reason = f"operands in {low.short}; result goes into an f32 carry"
             return Choice(low, F32, reason, Guard.LOOP_CARRY, F32)
         if out in self.returned:
-            self._keep_wide(node.outs)
+            self.gainless.update(node.outs)
             reason = f"operands in {low.short}; result is returned in f32"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
         return Choice(low, low, f"{_IN_WORDS[node.kind]} are {low.short} in the policy", None, F32)
-
-    def _keep_wide(self, values: Sequence[int]) -> None:
-        """Record values that are in memory in float32 for others than their narrow readers."""
-        self.gainless.update(values)
-        self.wide_in_memory.update(values)
 
     def _sensitivity(self, out: int) -> str:
         """Return why a contraction's result must not be rounded, empty if it may."""
@@ -405,8 +399,6 @@ class Chooser:
                 self.stored[out] = self.stored[source]
                 if source in self.copies:
                     self._follow_fused(source, out)
-                elif source in self.wide_in_memory:
-                    self._follow_wide(out)
 
     def _follow_fused(self, source: int, out: int) -> None:
         """Record a value moved from a fused one: it is fused too, or is the moved copy."""
@@ -415,21 +407,6 @@ class Chooser:
             self.copies[out] = low
         else:
             self.stored[out] = low
-
-    def _follow_wide(self, out: int) -> None:
-        """Record a value moved from one that is in memory in float32 anyway."""
-        low = self.narrow[OpKind.ELEMENTWISE]
-        if low is None or not self._is_taken_stored(out):
-            self.wide_in_memory.add(out)
-        elif not self._is_carried_wide(out):
-            self.stored[out] = low
-
-    def _is_taken_stored(self, value: int) -> bool:
-        """Return whether only loops and selecting kernels read a value."""
-        if value in self.graph.outputs or value in self.graph.onward:
-            return False
-        readers = self.graph.readers[value]
-        return bool(readers) and all(map(self.regions.takes_stored, readers))
 
     def _common(self, node: Node, low: Precision) -> Precision:
         """Return `low` if all float operands have it or are literals that fit; else float32."""
@@ -450,8 +427,6 @@ class Chooser:
 
     def _is_copied(self, node: Node, value: int) -> bool:
         """Return whether XLA would store a fused value anyway, for later readers."""
-        if self._is_carried_wide(value):
-            return False
         return node.trait in COSTLY or self._is_forwarded_to_memory(value)
 
     def _is_forwarded_to_memory(self, value: int) -> bool:
@@ -482,10 +457,10 @@ class Chooser:
         if hazard:
             return hazard
         if Guard.LOOP_CARRY in self.guards and any(map(self._is_carried_wide, outs)):
-            self._keep_wide(outs)
+            self.gainless.update(outs)
             return Constraint("goes into an f32 carry", Guard.LOOP_CARRY)
         if outs and self.returned.issuperset(outs):
-            self._keep_wide(outs)
+            self.gainless.update(outs)
             return Constraint("returned in f32", Guard.NO_GAIN)
         if Guard.REDUCTION_ISLAND in self.guards and 0 not in [self.regions.fused[v] for v in outs]:
             narrow = narrow_values(self.graph, self.regions, node, self.stored, low)
