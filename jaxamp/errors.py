@@ -141,11 +141,12 @@ def likely(word: object, words: Iterable[str]) -> str:
     return f"Did you mean {by_lower[found[0]]!r}? " if found else ""
 
 
-def teaching(advice: str) -> Callable[[_F], _F]:
+def teaching(advice: str, error: type[PolicyError] = PolicyError) -> Callable[[_F], _F]:
     """Make arguments that a function does not have, or misses, our error rather than Python's.
 
     Args:
       advice: what to write instead.
+      error: the error.
 
     >>> @teaching("Write half(2).")
     ... def half(number):
@@ -162,9 +163,10 @@ def teaching(advice: str) -> Callable[[_F], _F]:
         def checked(*args: Any, **kwargs: Any) -> Any:
             try:
                 signature.bind(*args, **kwargs)
-            except TypeError as error:
-                name = fn.__qualname__.removesuffix(".__init__")
-                raise PolicyError(f"{name}: {error}. {advice}") from None
+            except TypeError as problem:
+                name, words = fn.__qualname__.removesuffix(".__init__"), signature.parameters
+                meant = [likely(word, words) for word in kwargs if word not in words]
+                raise error(f"{name}: {problem}. {''.join(meant)}{advice}") from None
             return fn(*args, **kwargs)
 
         return cast("_F", checked)

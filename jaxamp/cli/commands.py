@@ -73,21 +73,8 @@ class Request:
             given = inspect.signature(self.fn).bind(*self.args, **self.kwargs).arguments
         except (TypeError, ValueError):
             return ""
-        lacking = [name for name, tree in given.items() if _lacks(tree, error)]
-        texts = [f"{name} = {shown(given[name])}" for name in lacking or given]
+        texts = [f"{name} = {shown(tree)}" for name, tree in given.items()]
         return f"\n--args gave {', '.join(texts)}" if texts else ""
-
-
-def _lacks(tree: Any, error: Exception) -> bool:
-    """Return whether an argument has not the part that an error is about."""
-    if isinstance(error, KeyError):
-        nodes: list[Any] = [tree]
-        for node in nodes:  # grows
-            nodes += node.values() if isinstance(node, dict) else ()
-            nodes += node if isinstance(node, list | tuple) else ()
-        dicts = [node for node in nodes if isinstance(node, dict)]
-        return bool(dicts) and not any(key in node for node in dicts for key in error.args[:1])
-    return isinstance(error, AttributeError) and type(error.obj) is type(tree)
 
 
 def _check_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

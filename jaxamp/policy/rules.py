@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from jaxamp.core import features, taxonomy
 from jaxamp.core.formats import Precision, PrecisionLike
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.errors import JaxAmpError, PolicyError, RuleError, accepted, likely, shown
+from jaxamp.errors import JaxAmpError, PolicyError, RuleError, accepted, likely, teaching
 from jaxamp.jaxprs.contracted import size_of_shape
 from jaxamp.jaxprs.name_stack import clean_scope
 
@@ -193,32 +193,11 @@ class Rule:
         return self.label or f"{keys} -> {self.precision.short}"
 
 
-_fill = Rule.__init__
-
-
-@functools.wraps(_fill)
-def _checked_init(self: Rule, *values: Any, **keys: Any) -> None:
-    """Build a rule; unknown keys, and values without a key, are our errors."""
-    words = [field.name for field in dataclasses.fields(Rule)]
-    if values:
-        raise RuleError(
-            f"The keys of a rule have names, and {shown(values[0])} has none: write "
-            "Rule(precision='f32', scope='head')."
-        )
-    for key in keys:
-        if key not in words:
-            raise RuleError(
-                f"A rule has no key {key!r}. {accepted(key, words)} A module or a layer is named "
-                "by its scope=, a function by function=, an operation by primitive=."
-            )
-    if "precision" not in keys:
-        raise RuleError(
-            "A rule needs the precision that it gives: Rule(precision='f32', scope='head')."
-        )
-    _fill(self, **keys)
-
-
-Rule.__init__ = _checked_init
+Rule.__init__ = teaching(
+    "A rule has a precision, and keys that have names: Rule(precision='f32', scope='head'). A "
+    "module or a layer is named by scope=, a function by function=, an operation by primitive=.",
+    RuleError,
+)(Rule.__init__)
 
 
 def first_match(rules: Sequence[Rule], view: EquationView) -> int | None:

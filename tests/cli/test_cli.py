@@ -352,12 +352,12 @@ def test_what_lies_beside_a_file_is_imported(typed, tmp_path, monkeypatch):
     ("body", "args", "words"),
     [
         ("x @ params['b']", "{'w':f32[4,4]}", "gave params = {'w': float32[4,4]}"),
-        ("x @ params.w", "{'w':f32[4,4]}", "gave params = {'w': float32[4,4]}"),
+        ("x @ params.w", "{'w':f32[4,4]}", "gave params = {'w': float32[4,4]}, x = float32[2,4]"),
         ("x @ params['w']", "f32[4,4]", "gave params = float32[4,4], x = float32[2,4]"),
     ],
 )
 def test_a_wrong_tree_of_arguments_is_shown(typed, tmp_path, monkeypatch, body, args, words):
-    """The message says what --args gave for the argument whose part is missing."""
+    """The message says what --args gave for each argument."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "wrong_tree.py").write_text(f"def loss(params, x):\n    return ({body}).sum()\n")
     done = typed(f'python -m jaxamp report {tmp_path}/wrong_tree.py:loss --args "{args}" f32[2,4]')
