@@ -62,7 +62,7 @@ def _box(axes: Axes, x: float, y: float, name: str, what: str, where: str) -> No
 def plan(path: Path) -> None:
     """Every operation of a transformer block: what it computes in, and what it stores."""
     decisions = [
-        d for d in jaxamp.plan_of(loss)(*inputs()).decisions() if not d.inner and d.outputs
+        d for d in jaxamp.plan_of(loss)(*inputs()).decisions() if not d.plan.inner and d.outputs
     ]
     figure, axes = plt.subplots(figsize=(9.5, 0.17 * len(decisions) + 1.2))
     for row, decision in enumerate(decisions):

@@ -137,7 +137,7 @@ def _traced(run: Any, given: Any) -> Any:
 
 def _plan(run: Any, given: Any) -> str:
     plan = plan_of(run)(*given)
-    fields = [(d.reads, d.outputs, d.plan.hints, d.accumulation) for d in plan.decisions()]
+    fields = [(d.plan.reads, d.outputs, d.plan.hints, d.accumulation) for d in plan.decisions()]
     return f"{plan}\n{fields}"
 
 

@@ -16,7 +16,7 @@ Body = tuple[ClosedJaxpr, JaxprPlan]
 
 def bodies_of(eqn: JaxprEqn, decision: Decision) -> list[Body]:
     """Return the jaxprs of an equation that are entered, with their plans."""
-    bodies, plans = nested(eqn), decision.inner
+    bodies, plans = nested(eqn), decision.plan.inner
     if is_region(eqn):
         plans = plans or tuple(as_written(body.jaxpr) for body in bodies)
     return list(zip(bodies, plans, strict=True)) if plans else []

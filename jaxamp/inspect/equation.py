@@ -168,7 +168,7 @@ class Equation:
         )
 
     def _emulated(self) -> str:
-        form = self.decision.form
+        form = self.decision.plan.form
         return "" if form is None else form.emulated(self.eqn)
 
     def _reason(self) -> str:
@@ -178,7 +178,8 @@ class Equation:
         return reason if rest == reason else precision_source(self.eqn) + rest
 
     def _read(self, stored: Stored) -> None:
-        form, reads = self.decision.form, [*zip(self.eqn.invars, self.decision.reads, strict=True)]
+        plan = self.decision.plan
+        form, reads = plan.form, [*zip(self.eqn.invars, plan.reads, strict=True)]
         casts = [stored.read(atom, read) for atom, read in reads]
         self.shared = sum(is_shared for is_shared, _ in casts)
         self.cancelled = sum(is_cancelled for _, is_cancelled in casts)

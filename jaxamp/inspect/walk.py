@@ -72,7 +72,8 @@ def _accesses(jaxpr: Jaxpr, plan: JaxprPlan) -> Iterator[tuple[int, Var, Precisi
     """
     for step in plan.steps:
         if isinstance(step, int):
-            for atom, read in zip(jaxpr.eqns[step].invars, plan.decisions[step].reads, strict=True):
+            reads = plan.decisions[step].plan.reads
+            for atom, read in zip(jaxpr.eqns[step].invars, reads, strict=True):
                 if not isinstance(atom, Literal):
                     yield step, atom, read.copy, False
             continue

@@ -72,7 +72,7 @@ class _Run:
 
     def equation(self, site: Site) -> None:
         """Run one equation."""
-        operands = list(map(self._operand, site.eqn.invars, site.decision.reads))
+        operands = list(map(self._operand, site.eqn.invars, site.decision.plan.reads))
         if site.inner:
             self._nest(site, operands)
         else:

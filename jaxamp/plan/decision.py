@@ -153,7 +153,7 @@ class Ground(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A decision about one equation, with the fields of its plan as properties.
+    """A decision about one equation, with what reports show of it as properties.
 
     Attributes:
       eqn: the equation.
@@ -178,16 +178,6 @@ class Decision(NamedTuple):
         return self.ground.guard
 
     @property
-    def raw_scope(self) -> str:
-        """Name stack of the equation, enclosing equations first."""
-        return self.ground.scope
-
-    @property
-    def reads(self) -> tuple[OperandRead, ...]:
-        """Per operand, how it is read."""
-        return self.plan.reads
-
-    @property
     def operands(self) -> tuple[Precision | None, ...]:
         """Per operand, the precision that it is cast to; ``None`` leaves it as it is."""
         return tuple([read.precision for read in self.plan.reads])
@@ -201,16 +191,6 @@ class Decision(NamedTuple):
     def outputs(self) -> tuple[Precision | None, ...]:
         """Per result, the precision that it is stored in; ``None`` leaves it as it is."""
         return self.plan.outputs
-
-    @property
-    def inner(self) -> tuple[JaxprPlan, ...]:
-        """Plans of the jaxprs in its parameters that are rewritten, in order."""
-        return self.plan.inner
-
-    @property
-    def form(self) -> Form | None:
-        """The form that a feature emits in place of the primitive, of operands cast as decided."""
-        return self.plan.form
 
     @property
     def primitive(self) -> str:
@@ -229,7 +209,7 @@ class Decision(NamedTuple):
     @property
     def is_narrow(self) -> bool:
         """Return whether anything is read or stored in low precision."""
-        read = (p for r in self.reads for p in (r.precision, r.copy))
+        read = (p for r in self.plan.reads for p in (r.precision, r.copy))
         return any(map(is_narrow, (*read, *self.outputs)))
 
     @property
@@ -246,7 +226,7 @@ class Decision(NamedTuple):
     @property
     def scope(self) -> str:
         """Scope path as the user wrote it."""
-        return clean_scope(self.raw_scope)
+        return clean_scope(self.ground.scope)
 
     @property
     def source(self) -> str:
@@ -310,7 +290,7 @@ class JaxprPlan:
         """Yield every decision, nested ones after the equation that holds them."""
         for decision in self.decisions:
             yield decision
-            for plan in decision.inner:
+            for plan in decision.plan.inner:
                 yield from plan.walk()
 
 

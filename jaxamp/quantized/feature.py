@@ -68,7 +68,7 @@ def _idle(plan: Any, name: str) -> Iterator[str]:
     if not plan.policy.is_scaled:
         return
     dots = [d for d in plan.decisions() if d.kind is OpKind.COMPUTE]
-    if any(d.form for d in dots):
+    if any(d.plan.form for d in dots):
         return
     why, cure = "it has no matrix product", ""
     if dots:

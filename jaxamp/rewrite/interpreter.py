@@ -143,7 +143,7 @@ def _fused(context: RewriteContext, fusion: Fusion) -> Callable[..., list[Any]]:
 
 def rewritten_bodies(context: RuleContext) -> list[ClosedJaxpr]:
     """Rewrite the jaxprs that an equation holds, each by its plan."""
-    pairs = zip(nested(context.eqn), context.decision.inner, strict=True)
+    pairs = zip(nested(context.eqn), context.decision.plan.inner, strict=True)
     return [_rewrite(context.rewrite, *pair) for pair in pairs]
 
 

@@ -104,8 +104,8 @@ def rule_for(decision: Decision) -> RewriteRule:
 
     Most primitives have no dtype in their parameters and need none.
     """
-    if decision.form is not None:
-        forms = (work.forms.get(type(decision.form)) for work in features.works())
+    if decision.plan.form is not None:
+        forms = (work.forms.get(type(decision.plan.form)) for work in features.works())
         return next(filter(None, forms))
     name = decision.primitive
     if name in _RULES:

@@ -290,7 +290,9 @@ def test_calls_that_run_alike_keep_their_own_reasons(call, direction):
     ruled = {o.scope for o in found.contractions if o.reason == "rule: as I say"}
     assert ruled == {"two"}
     assert all(o.reason == "rule: as I say" for o in found.contractions if o.scope == "two")
-    decided = [d for d in plan_of(direction(program), policy)(*args).decisions() if not d.inner]
+    decided = [
+        d for d in plan_of(direction(program), policy)(*args).decisions() if not d.plan.inner
+    ]
     assert [(d.scope, d.reason) for d in decided] == [
         (o.scope, o.reason) for o in found.operations if o.each.operations
     ]

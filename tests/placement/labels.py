@@ -46,4 +46,4 @@ def _is_copied(program: Program, value: int, reader: Node) -> bool:
             if source == value
             for later in program.graph.readers[out]
         )
-    return is_narrow(program.decisions[reader].reads[reader.ins.index(value)].copy)
+    return is_narrow(program.decisions[reader].plan.reads[reader.ins.index(value)].copy)

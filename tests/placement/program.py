@@ -169,5 +169,5 @@ def _recomputed(frame: Frame, plan: JaxprPlan) -> Iterator[int]:
             kept = {v for var, v in zip(site.eqn.outvars, site.outs, strict=True) if var in given}
             yield from {*inside, *site.outs} - kept
         else:
-            for inner, inner_plan in zip(_frames(site), decision.inner, strict=True):
+            for inner, inner_plan in zip(_frames(site), decision.plan.inner, strict=True):
                 yield from _recomputed(inner, inner_plan)

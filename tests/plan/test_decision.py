@@ -56,7 +56,7 @@ def test_a_loop_gets_casts_of_its_weights() -> None:
         return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=3)[0]
 
     scan = decision(fn, "scan", W, X)
-    assert scan.plan.invariant_forms == scan.inner[0].invariant_forms == ((0, BF16),)
+    assert scan.plan.invariant_forms == scan.plan.inner[0].invariant_forms == ((0, BF16),)
 
 
 def test_a_while_loop_counts_the_invariants_of_its_test() -> None:
@@ -70,7 +70,7 @@ def test_a_while_loop_counts_the_invariants_of_its_test() -> None:
 
     loop = decision(fn, "while", W, X, jnp.asarray(3))
     assert loop.plan.invariant_forms == ((1, BF16),)
-    assert loop.inner[-1].invariant_forms == ((0, BF16),)
+    assert loop.plan.inner[-1].invariant_forms == ((0, BF16),)
 
 
 def test_a_loop_gets_narrow_invariants_wide() -> None:
@@ -86,7 +86,7 @@ def test_a_loop_gets_narrow_invariants_wide() -> None:
 
     scan = decision(fn, "scan", W, X)
     assert scan.operands[0] is BF16
-    assert scan.plan.invariant_forms == scan.inner[0].invariant_forms == ((0, Precision.F32),)
+    assert scan.plan.invariant_forms == scan.plan.inner[0].invariant_forms == ((0, Precision.F32),)
 
 
 @pytest.mark.feature("xla")

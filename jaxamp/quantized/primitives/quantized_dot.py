@@ -63,11 +63,11 @@ def quantized_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype
 def emit_quantized(context: RuleContext, lhs: Any, rhs: Any) -> Sequence[Any]:
     """Emit a dot that is quantized as its form says."""
     decision = context.decision
-    assert isinstance(decision.form, Scaled)
+    assert isinstance(decision.plan.form, Scaled)
     stored = decision.outputs[0] or decision.operands[0]
     assert stored is not None
     numbers = context.eqn.params["dimension_numbers"]
-    return [quantized_dot(lhs, rhs, decision.form, numbers, stored.dtype)]
+    return [quantized_dot(lhs, rhs, decision.plan.form, numbers, stored.dtype)]
 
 
 def _quantized(lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> jax.Array:

@@ -25,7 +25,7 @@ def call(context: RuleContext, *operands: Any) -> Sequence[Any]:
 
     Of a branch that is all functions: their plans agree on the dtypes of the results.
     """
-    if not context.decision.inner:  # a region that an inner `amp` has rewritten
+    if not context.decision.plan.inner:  # a region that an inner `amp` has rewritten
         return jax_compat.bind(context.eqn, operands)
     return bind_nested(context.eqn, operands, rewritten_bodies(context))
 
@@ -61,7 +61,7 @@ def shard_map(context: RuleContext, *operands: Any) -> Sequence[Any]:
     Of a part over some axes whose types do not say what varies, JAX adds up cotangents as they
     leave it: in float32, as a CPU does not add up others (see ``narrow_collective``).
     """
-    eqn, plan = context.eqn, context.decision.inner[0]
+    eqn, plan = context.eqn, context.decision.plan.inner[0]
     params, mapped = eqn.params, called(eqn)
     is_partial = params["newly_manual_axes"] < set(params["mesh"].axis_names)
     wide = [is_partial and not params["check_vma"] and x.dtype == jnp.bfloat16 for x in operands]

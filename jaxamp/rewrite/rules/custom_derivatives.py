@@ -33,7 +33,7 @@ Precisions = Sequence[Precision | None]
 @rewrites("custom_jvp_call")
 def custom_jvp(context: RuleContext, *operands: Any) -> Sequence[Any]:
     """Bind a new function and a new rule; symbolic zeros stay what they are."""
-    eqn, plan, rewrite = context.eqn, context.decision.inner[0], context.rewrite
+    eqn, plan, rewrite = context.eqn, context.decision.plan.inner[0], context.rewrite
     call = called(eqn)
     if plan.unchanged:
         return jax_compat.bind(eqn, operands)
@@ -76,7 +76,7 @@ def _run_jvp(
 @rewrites("custom_vjp_call")
 def custom_vjp(context: RuleContext, *operands: Any) -> Sequence[Any]:
     """Bind a new function, forward rule and backward rule; residuals may be narrow."""
-    eqn, plan, rewrite = context.eqn, context.decision.inner[0], context.rewrite
+    eqn, plan, rewrite = context.eqn, context.decision.plan.inner[0], context.rewrite
     call = called(eqn)
     consts = eqn.params["num_consts"]
     primal_avals = [jax.typeof(x) for x in operands]
@@ -115,7 +115,7 @@ def optimized_forward(context: RuleContext, *operands: Any) -> Sequence[Any]:
 
     See: https://docs.jax.dev/en/latest/_autosummary/jax.custom_vjp.defvjp.html
     """
-    body, plan = called(context.eqn), context.decision.inner[0]
+    body, plan = called(context.eqn), context.decision.plan.inner[0]
     return interpret(context.rewrite, body.jaxpr, plan, body.consts, operands)
 
 
@@ -186,7 +186,7 @@ def _run_rule(
     plan = make_plan(
         closed,
         rewrite.policy,
-        forms=not products or any(d.form for d in products),
+        forms=not products or any(d.plan.form for d in products),
         inputs=arriving,
         outputs=wanted,
         onward=onward,

@@ -69,7 +69,7 @@ class _Run:
         """Run one equation."""
         eqn, decision = site.eqn, site.decision
         group, outputs = self._group(site), decision.outputs
-        reads = zip(eqn.invars, decision.reads, strict=True)
+        reads = zip(eqn.invars, decision.plan.reads, strict=True)
         operands = [self.read(atom, r.precision, r.copy, group) for atom, r in reads]
         if site.inner:
             values = [Value(operand) for operand in operands]

@@ -41,7 +41,7 @@ def stored(fn, chosen, *args):
     """In what each dot's result is stored, in order."""
     decisions = plan_of(fn, chosen)(*args).decisions()
     dots = [d for d in decisions if d.primitive == "dot_general"]
-    assert all(d.form is not None for d in dots) == chosen.is_scaled
+    assert all(d.plan.form is not None for d in dots) == chosen.is_scaled
     return [d.outputs[0] for d in dots]
 
 
@@ -81,7 +81,9 @@ def test_what_a_loop_adds_up_stays_in_float32():
 
 def test_the_reason_is_told():
     """Only where the rounding is one that bf16 would not make: of the gradient here."""
-    reasons = [d.reason for d in plan_of(update, CURRENT)(W, X).decisions() if d.form is not None]
+    reasons = [
+        d.reason for d in plan_of(update, CURRENT)(W, X).decisions() if d.plan.form is not None
+    ]
     assert ["result in bf16" in reason for reason in reasons].count(True) == 1
 
 

@@ -39,11 +39,11 @@ def test_every_scaled_dot_of_a_transformer_is_an_fp8_product(order):
     if order == "amp(grad)":
         fn = amp(jax.grad(loss), "fp8_current")
         plan = plan_of(jax.grad(loss), "fp8_current")(PARAMS, TOKENS)
-        planned = sum(d.form is not None for d in plan.decisions())
+        planned = sum(d.plan.form is not None for d in plan.decisions())
     else:
         fn = jax.grad(amp(loss, "fp8_current"))
         plan = plan_of(loss, "fp8_current")(PARAMS, TOKENS)
-        planned = 3 * sum(d.form is not None for d in plan.decisions())
+        planned = 3 * sum(d.plan.form is not None for d in plan.decisions())
     got = verify_lowering(fn, target="h200")(PARAMS, TOKENS)
     assert (got.found, got.claimed, planned) == (48, 48, 48)
     assert got.complete

@@ -185,7 +185,7 @@ def test_any_einsum(spec, shapes, name):
 
 
 def _scaled(fn, chosen, *args):
-    return sum(d.form is not None for d in plan_of(fn, chosen)(*args).decisions())
+    return sum(d.plan.form is not None for d in plan_of(fn, chosen)(*args).decisions())
 
 
 LOSS = {
@@ -531,10 +531,10 @@ def test_backward_follows_forward():
         return jnp.sum(chain(ws, x) ** 2)
 
     plan = plan_of(jax.grad(loss), CURRENT)(ws, x)
-    backward = [d for d in plan.decisions() if d.form and "transpose(" in d.raw_scope]
+    backward = [d for d in plan.decisions() if d.plan.form and "transpose(" in d.ground.scope]
     assert len(backward) == 4
     for decision in backward:
-        words = {cast.out_dtype.short for cast in decision.form.casts}
+        words = {cast.out_dtype.short for cast in decision.plan.form.casts}
         assert words == {"f8_e5m2", "f8_e4m3"}
     off = policy("fp8_current", backward=False)
     assert _scaled(jax.grad(loss), off, ws, x) == 2
