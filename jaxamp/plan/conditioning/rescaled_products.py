@@ -1,9 +1,10 @@
 """Find products that fit into float16 only after a later operation: a factor, a root, a quotient.
 
 The product itself may overflow float16 where what is read of it does not. A sigmoid of infinity is
-as good as that of a large number, but a logarithm or root of infinity is infinite, and so is an
-attention that is normalized after its product with V. There dividend and divisor are sums of the
-same terms. The derivative of a norm or softmax divides a cotangent, which is none of them.
+as good as that of a large number, but a logarithm or root of infinity is infinite, its reciprocal
+is zero, and an attention that is normalized after its product with V is infinite. There dividend
+and divisor are sums of the same terms. The derivative of a norm or softmax divides a cotangent,
+which is none of them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from jaxamp.plan.graph.consumers import (
     is_movement,
     is_square,
 )
-from jaxamp.plan.graph.graph import Graph, Node, Role
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _NONE: frozenset[int] = frozenset()
 _FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
 _SIGNS = frozenset({"neg", "sub"})
 _SHIFTS = frozenset({"add", "sub", "max", "min", "abs"})
 _KEEPING = (*SCALES, "square", "integer_pow", "sqrt")
-_COMPRESSING = frozenset({"log", "log1p", "sqrt", "cbrt", "asinh"})
+_COMPRESSING = frozenset({"log", "log1p", "sqrt", "rsqrt", "cbrt", "asinh"})
 
 
 def find_rescaled_products(graph: Graph, uses: Uses) -> frozenset[int]:
@@ -67,9 +68,14 @@ def _is_scaled_down(graph: Graph, uses: Uses, value: int) -> bool:
 
 
 def _is_compressed(graph: Graph, value: int) -> bool:
-    """Return whether a logarithm or root is taken of a value, possibly moved or shifted before."""
+    """Return whether a logarithm, root or reciprocal is taken of a value, shifted or scaled or not.
+
+    What divides itself, as in `y / (1 + abs(y))`, is stored however large it is.
+    """
     near = descendants(graph, value, lambda node: _shifts(graph, node))
-    return any(reader.name in _COMPRESSING for v in near for reader in graph.readers[v])
+    readers = [(r, v) for v in near for r in graph.readers[v]]
+    divided = [r.ins[0] in near for r, v in readers if r.name == "div" and r.ins[1] == v]
+    return (bool(divided) and not any(divided)) or any(r.name in _COMPRESSING for r, _ in readers)
 
 
 def _is_in_quotient(graph: Graph, terms: Parts, value: int) -> bool:
@@ -104,8 +110,8 @@ def _find_terms(graph: Graph) -> Parts:
 
 
 def _shifts(graph: Graph, node: Node) -> bool:
-    """Return whether a node moves one value, or adds a known number to it."""
-    if node.role is Role.MOVE:
+    """Return whether a node moves one value, adds a known number to it or multiplies by one."""
+    if node.role is Role.MOVE or node.link is Link.JOIN:  # `jnp.diag` chooses by the platform
         return True
     others = [v for v in node.ins if v in graph.constants]
-    return node.name in _SHIFTS and len(node.ins) - len(others) == 1
+    return node.name in (*_SHIFTS, *SCALES) and len(node.ins) - len(others) == 1

@@ -53,7 +53,19 @@ def rooted(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
     return jnp.sqrt(squares @ jnp.abs(40 * w[1]) + 1) @ w[2] / 500
 
 
-@pytest.mark.parametrize("program", [normalized_late, cosines, rooted])
+def divided(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
+    """Linear attention: the divisors are up to 500,000, and one by infinity is zero."""
+    queries, keys = jnp.exp(x @ w[0]), 100 * jnp.exp(x @ w[1])
+    return ((queries @ w[2]) * 1e4 / (2 * (queries @ keys.sum(0)) + 1)[:, None]) @ w[3]
+
+
+def whitened(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
+    """The variances, on the diagonal of a product, are up to 500,000."""
+    values = 100 * (x @ w[0])
+    return (values / jnp.sqrt(jnp.diag(values.T @ values))) @ w[1]
+
+
+@pytest.mark.parametrize("program", [normalized_late, cosines, rooted, divided, whitened])
 def test_what_is_brought_into_range_later_is_finite(program: Program) -> None:
     exact = np.asarray(program(X, W), np.float64)
     off = np.linalg.norm(np.float64(amp(program, "auto_mixed")(X, W)) - exact)
