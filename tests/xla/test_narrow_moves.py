@@ -9,16 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Var
 
 import jaxamp
 from jaxamp import PrecisionPolicy, amp
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import evaluate
 from jaxamp.xla.hints.techniques import Technique
+from jaxamp.xla.primitives.label_gather import label_gather
 from jaxamp.xla.primitives.narrow_moves import narrow_moves
+from tests.audit import equations
 
 NARROW, WIDE = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
-MOVES = frozenset({"concatenate", "pad", "reshape", "slice", "split", "transpose", "unstack"})
+MOVES = frozenset(
+    {"concatenate", "label_gather", "pad", "reshape", "slice", "split", "transpose", "unstack"}
+)
 
 
 def widened(x: jax.Array, *_: jax.Array) -> jax.Array:
@@ -66,6 +71,15 @@ def parted(x: jax.Array, *_: jax.Array) -> list[jax.Array]:
     return [*transposed((x, jnp.sin(x)))]
 
 
+def labelled(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Look up a number of each row of logits that have a bias, beyond the row as well."""
+    logits = jnp.tanh(x.astype(WIDE) + bias) * 30
+    places = 16 * jnp.arange(4)[:, None]
+    closed = jax.make_jaxpr(lambda y: jnp.take_along_axis(y, places, 1))(logits)
+    (lookup,) = (eqn for eqn in equations(closed.jaxpr) if eqn.primitive.name == "gather")
+    return label_gather(logits, places[..., None], lookup.params)
+
+
 X = jax.random.normal(jax.random.key(0), (4, 48), NARROW)
 BIAS = jax.random.normal(jax.random.key(1), (1, 48))
 
@@ -75,14 +89,14 @@ def changed(fn: Callable[..., Any], *args: jax.Array) -> tuple[list[Any], list[A
     closed = narrow_moves(jax.make_jaxpr(fn)(*args))
     dtypes, small = [], {closed.jaxpr.invars[1]}
     for eqn in closed.jaxpr.eqns:
-        if small.issuperset(eqn.invars[:1]):
+        if small.issuperset(v for v in eqn.invars[:1] if isinstance(v, Var)):
             small.update(eqn.outvars)
         elif eqn.primitive.name in MOVES:
             dtypes.append(eqn.invars[0].aval.dtype)
     return dtypes, evaluate(closed, args, jax_compat.bind)
 
 
-@pytest.mark.parametrize("fn", [widened, rounded, biased, padded, joined, gated, parted])
+@pytest.mark.parametrize("fn", [widened, rounded, biased, padded, joined, gated, parted, labelled])
 def test_arrays_are_moved_while_they_are_narrow(fn: Callable[..., Any]) -> None:
     """The results are the same, bit for bit."""
     dtypes, found = changed(fn, X, BIAS)
@@ -159,18 +173,33 @@ def test_a_group_may_call_what_holds_an_array() -> None:
     assert "stablehlo.tanh" in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
+def depthwise(w: jax.Array, taps: jax.Array, x: jax.Array) -> jax.Array:
+    """Store products, shifts and cotangents; without moves that are narrow in float32."""
+    y = jnp.pad(x @ w, ((0, 0), (3, 0), (0, 0)))
+    filtered = sum(taps[i] * y[:, i : i + 2048] for i in range(4))
+    return ((jax.nn.silu(filtered) @ w.T) ** 2).mean()
+
+
+def head(w: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
+    """Read logits with a bias for the sums, for the labels, and for the backward pass."""
+    likely = jax.nn.log_softmax(x @ w + bias)
+    return -jnp.take_along_axis(likely, jnp.arange(4096)[:, None], -1).mean()
+
+
 @pytest.mark.deviceless
-def test_a_depthwise_convolution_moves_half_of_the_bytes() -> None:
-    """Compiled for a v5e, where products, shifts and cotangents were stored in float32."""
-
-    def loss(w: jax.Array, taps: jax.Array, x: jax.Array) -> jax.Array:
-        y = jnp.pad(x @ w, ((0, 0), (3, 0), (0, 0)))
-        filtered = sum(taps[i] * y[:, i : i + 2048] for i in range(4))
-        return ((jax.nn.silu(filtered) @ w.T) ** 2).mean()
-
+@pytest.mark.parametrize(
+    ("loss", "shapes"),
+    [
+        (depthwise, [(768, 1536), (4, 1536), (4, 2048, 768)]),
+        (head, [(1024, 8192), (8192,), (4096, 1024)]),
+    ],
+)
+def test_what_is_moved_while_it_is_narrow_is_half_of_the_bytes(
+    loss: Callable[..., jax.Array], shapes: list[tuple[int, ...]]
+) -> None:
+    """Compiled for a v5e."""
     policy = PrecisionPolicy.MIXED_BF16
     off = policy.replace(xla=policy.xla - {Technique.NARROW_MOVES})
-    shapes = (768, 1536), (4, 1536), (4, 2048, 768)
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     gradient = jax.grad(loss, argnums=(0, 1))
     found = jaxamp.estimate(gradient, policy, others=[off], target="v5e")(*args)

@@ -178,7 +178,10 @@ class Groups:
     def _common_level(self, nest: Nest) -> int | None:
         if not is_fused_call(nest):
             return None
-        levels = {self._level(site) for frame in nest.frames for site in frame.sites}
+        found = {site: self._level(site) for frame in nest.frames for site in frame.sites}
+        dense = self._provenance.dense  # what is small, as indices are, may be read elsewhere first
+        large = {n for site, n in found.items() if n is None or union(dense, site.outs)}
+        levels = large or {*found.values()}
         return levels.pop() if len(levels) == 1 else None
 
     def _is_worthwhile(self, sites: Sequence[Node | Nest]) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxamp.plan.dataflow.lookups import is_half
 from jaxamp.plan.findings import Findings, Steering
-from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.xla.hints.constant_rematerialization import find_constants
 from jaxamp.xla.hints.joint_recomputation import join_recomputations
 from jaxamp.xla.hints.lone_checkpoints import find_lone_checkpoints
@@ -59,15 +57,9 @@ def steer(findings: Findings) -> Steering:
         steering = replace(steering, cotangent_roundings=roundings)
     if Technique.LABEL_COMPARISONS in techniques:
         scatters = graph.named.get("scatter-add", ())
-        spread = {node for node in scatters if _is_label_scatter(graph, node)}
+        spread = {node for node in scatters if graph.constants.get(node.ins[0]) == 0}
         steering = replace(steering, label_gathers=findings.groups.label_gathers | spread)
     if Technique.CONSTANT_REMATERIALIZATION in techniques:
         rematerialized = find_constants(graph, findings.frame)
         steering = replace(steering, rematerialized=rematerialized)
     return steering
-
-
-def _is_label_scatter(graph: Graph, node: Node) -> bool:
-    """Return whether a node scatters few numbers into zeros: the transpose of a label gather."""
-    is_into_zeros = graph.constants.get(node.ins[0]) == 0
-    return is_into_zeros and is_half(graph.sizes[node.ins[2]], graph.sizes[node.outs[0]])

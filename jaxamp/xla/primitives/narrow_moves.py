@@ -5,7 +5,8 @@ kernel of its own. A group widens what it reads, moves it, computes, and rounds 
 that what is moved would be stored in float32. Here it is moved before it is widened, and before
 what is computed of it alone, as a `silu` is, and of smaller arrays, as a bias. What is only moved
 before it is rounded is rounded first. Of a sum of narrow arrays parts are taken before they are
-added up, as a kernel of its own would add them. The results are the same, bit for bit.
+added up, as a kernel of its own would add them. So is a number of each row, as a label's logit:
+XLA stores what three sums read. The results are the same, bit for bit.
 
 A group is changed when its equation is lowered, in forward and backward passes alike.
 
@@ -29,6 +30,7 @@ from jaxamp.core.taxonomy import Trait, is_by_element, op_of
 from jaxamp.jaxprs.interpret import Instead, emitted, evaluate
 from jaxamp.jaxprs.nested import called
 from jaxamp.plan.graph.graph import is_smaller
+from jaxamp.xla.primitives.label_gather import label_gather_p
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +97,12 @@ def _inlined(eqn: JaxprEqn) -> Instead | None:
 
 
 def _moves(eqn: JaxprEqn) -> bool:
-    """Return whether an equation moves or joins numbers by its parameters alone, not by indices."""
+    """Return whether an equation moves or joins numbers by its parameters, or takes one a row."""
     trait = op_of(eqn.primitive).trait
     if trait is Trait.MERGE:
         return all(v.aval.dtype == eqn.outvars[0].aval.dtype for v in eqn.invars)  # type: ignore[attr-defined]
-    return trait in (Trait.SHAPE, Trait.PART) and len(eqn.invars) == 1
+    is_alone = trait in (Trait.SHAPE, Trait.PART) and len(eqn.invars) == 1
+    return is_alone or eqn.primitive is label_gather_p
 
 
 def _find_rounded(jaxpr: Jaxpr) -> dict[Any, Any]:
@@ -167,17 +170,18 @@ def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     if is_broadcast and array.eqn and is_smaller(array.narrow.size, size):
         return None  # what is repeated is computed once
     is_pad, shape = eqn.primitive is lax.pad_p, array.narrow.shape
-    if len(operands) > 1 and not is_pad:
+    if trait is Trait.MERGE and not is_pad:
         parts = [x.narrow for x in operands if isinstance(x, _Wide) and not x.eqn]
         is_one_kind = len(parts) == len(operands) and len({x.dtype for x in parts}) == 1
         return [_Wide(*jax_compat.bind(eqn, parts))] if is_one_kind else None
 
     def move(x: Any) -> list[Any]:
         if any(x is narrow for narrow in array.arrays):
-            return jax_compat.bind(eqn, [x, *[np.zeros((), x.dtype)] * is_pad])
+            return jax_compat.bind(eqn, [x, *([np.zeros((), x.dtype)] if is_pad else operands[1:])])
         if is_pad or not np.ndim(x):
             return [x] * len(eqn.outvars)
-        return jax_compat.bind(eqn, [lax.broadcast_in_dim(x, shape, range(len(shape)))])
+        whole = lax.broadcast_in_dim(x, shape, range(len(shape)))
+        return jax_compat.bind(eqn, [whole, *operands[1:]])
 
     return None if is_pad and not _keeps_zeros(eqn, array) else _changed(array, move, {})
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.extend.core import Jaxpr
 
 from jaxamp import amp
 from jaxamp.xla.primitives.label_gather import gather_by_sum
@@ -84,6 +85,24 @@ def test_the_gradient_of_a_lookup_is_not_scattered(name: str) -> None:
         for gradient in gradients
     ]
     assert scattered == [True, False, False]
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_lookups_are_in_the_group_of_the_softmax(order: str) -> None:
+    """A later scatter reads the places as well: they do not part the lookup from the group."""
+
+    def fn(w: jax.Array, x: jax.Array, label: jax.Array) -> jax.Array:
+        likely = jax.nn.log_softmax(x @ w)
+        return -jnp.take_along_axis(likely, label[:, None], -1).mean()
+
+    mixed = amp(jax.grad(fn)) if order == "amp(grad(f))" else jax.grad(amp(fn))
+
+    def lookups(jaxpr: Jaxpr) -> int:
+        return sum(e.primitive.name == "label_gather" for e in equations(jaxpr))
+
+    jaxpr = jax.make_jaxpr(mixed)(W, X, LABEL).jaxpr
+    groups = [e for e in equations(jaxpr) if e.primitive.name == "fused_group"]
+    assert sum(lookups(e.params["jaxpr"]) for e in groups) == lookups(jaxpr) == 1
 
 
 def test_places_beyond_the_row_are_those_of_float32() -> None:
