@@ -116,10 +116,17 @@ class Squares:
     def cancelled(self) -> Iterator[Node]:
         """Yield the products to which sums of squares of their operands are added."""
         for node in self.graph.nodes if self.pairs else ():
-            if multiplies(node) or node.name in _ADDING:
+            is_product = multiplies(node)
+            if is_product or node.name in _ADDING:
                 yield from self._cancelled(node, self._added(node))
             if node.name == "sub" and not is_backward(node.scope):
                 yield from self._moments(*node.ins)
+            if is_product and any(map(self._has_own_squares, node.ins)):
+                # Distances that are applied to something, and never formed, are two products.
+                nodes = (node, *self._inner(node))
+                found = [n for n in nodes if any(map(self._has_own_squares, n.ins))]
+                if len(found) > 1 or all(map(self._has_own_squares, node.ins)):
+                    yield from found
 
     def _cancelled(self, node: Node, added: Sequence[int]) -> Iterator[Node]:
         """Yield the products among what a node adds up that squares among the rest cancel."""
@@ -229,6 +236,11 @@ class Squares:
             elif self.graph.avals[source].shape != self.graph.avals[node.outs[0]].shape:
                 return ()
         return axes
+
+    def _has_own_squares(self, value: int) -> bool:
+        """Return whether an array has been joined with sums of its squares."""
+        own = self.arrays.joined.get(self.origins[value], frozenset())
+        return any(p.arrays <= own for p in self._of(value) if p.summed)
 
 
 _BY_ROLE = {Role.CONTRACT: Squares._multiplied, Role.MERGE: Squares._kept}

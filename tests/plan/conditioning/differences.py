@@ -119,6 +119,21 @@ def scanned_norms(a: Array, b: Array) -> Array:
     return lax.scan(block, None, a.reshape(-1, 4, a.shape[-1]))[1].reshape(len(a), len(b))
 
 
+def augmented(a: Array, b: Array) -> Array:
+    """One product, whose operands have the squares as columns."""
+    one_a, one_b = jnp.ones((len(a), 1)), jnp.ones((len(b), 1))
+    left = jnp.concatenate([-2 * a, (a**2).sum(-1, keepdims=True), one_a], -1)
+    return left @ jnp.concatenate([b, one_b, (b**2).sum(-1, keepdims=True)], -1).T
+
+
+def unformed(a: Array, b: Array) -> Array:
+    """Distances times a matrix, here of ones and zeros, as transport between clouds has them."""
+    one_a, one_b = jnp.ones((len(a), 1)), jnp.ones((len(b), 1))
+    left = jnp.concatenate([(a**2).sum(-1, keepdims=True), one_a, -2 * a], -1)
+    right = jnp.concatenate([one_b, (b**2).sum(-1, keepdims=True), b], -1)
+    return left @ (right.T @ jnp.eye(len(b)))
+
+
 def halves(a: Array, b: Array) -> Array:
     return -2 * (a @ b.T - 0.5 * (a**2).sum(-1)[:, None] - 0.5 * (b**2).sum(-1))
 
@@ -193,7 +208,7 @@ DISTANCES: dict[str, By] = {
     fn.__name__: fn
     for fn in (
         *(powers, squares, products, einsums, dot_general, norms, clamped, gram, vmapped),
-        *(vmapped_once, scanned, scanned_norms, halves, transposed, by_ones),
+        *(vmapped_once, scanned, scanned_norms, augmented, unformed, halves, transposed, by_ones),
         *(scaled_twice, batched, jitted, checkpointed, convolved, stacked, weighed),
     )
 }
