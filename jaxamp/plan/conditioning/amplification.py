@@ -30,6 +30,7 @@ DIFFERED = 8  # a term of a difference that may cancel, or what is summed and sc
 
 LINEAR = 1  # a result of Compute, or linear in such
 BOUNDED = 2  # a bounded curve, or the square of one: see `_cancels`
+LOGARITHM = 4  # of a statistic: what is less by it is a logarithm of probabilities, and not linear
 
 _STEEP_POWER = 3  # powers above it amplify
 _JOINS = (Role.MERGE, Role.LINK, Role.CONVERT)
@@ -67,16 +68,15 @@ def _find_origins(graph: Graph) -> dict[int, int]:
 
 
 def _sorts(graph: Graph, node: Node) -> bool:
-    if node.trait is not Trait.EXTREMUM:
-        return False
-    return len({graph.avals[v].shape for v in (*node.ins, *node.outs)}) == 1
+    shapes = {graph.avals[v].shape for v in (*node.ins, *node.outs)}
+    return node.trait is Trait.EXTREMUM and len(shapes) == 1
 
 
 class _Amplification:
     """A sweep forward for what values are made of, and one backward for what is amplified.
 
     Attributes:
-      made: per value, the flags `LINEAR` and `BOUNDED`.
+      made: per value, the flags `LINEAR`, `BOUNDED` and `LOGARITHM`.
       bits: per value, the other flags.
       origin: per value that is made of parts of one, that one.
     """
@@ -112,6 +112,9 @@ class _Amplification:
         elif node.link is not Link.INIT:
             dense = self._dense(node)
             flags = self._is_linear(node, dense) * LINEAR | self._is_bounded(node, dense) * BOUNDED
+            if not dense:
+                is_log = node.name == "log" and node.ins[0] not in self.graph.constants
+                flags |= is_log * LOGARITHM | union(made, node.ins) & LOGARITHM
             mark(made, node.outs, flags)
 
     def _dense(self, node: Node) -> list[int]:
@@ -131,12 +134,10 @@ class _Amplification:
         if joins:
             return True
         if kind is Linear.ALL:
-            return not self._adds_to_state(node)
-        return (
-            len(dense) == 1 and node.ins.count(dense[0]) == 1
-            if kind is Linear.EACH
-            else dense == [node.ins[0]]
-        )
+            return not self._adds_to_state(node) and not union(self.made, node.ins) & LOGARITHM
+        if kind is Linear.EACH:
+            return len(dense) == 1 and node.ins.count(dense[0]) == 1
+        return dense == [node.ins[0]]
 
     def _adds_to_state(self, node: Node) -> bool:
         """Return whether a node adds to a boundary value: `c + f(c)`, read later as `c - m`.
@@ -219,9 +220,8 @@ class _Amplification:
 
     def _passes(self, node: Node) -> bool:
         """Return whether a later amplification counts for a node's operands too."""
-        if node.role is not Role.ELEMENTWISE and node.role is not Role.REDUCE:
-            return True
-        return node.semantics.rounding is not Rounding.STOPPED
+        computes = node.role in (Role.ELEMENTWISE, Role.REDUCE)
+        return not computes or node.semantics.rounding is not Rounding.STOPPED
 
     def _amplifies(self, node: Node) -> bool:
         if node.role is not Role.ELEMENTWISE and node.role is not Role.REDUCE:
