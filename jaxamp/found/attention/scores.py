@@ -277,7 +277,7 @@ def _power(scores: Scores, unit: Unit) -> Value | None:
 
 def _exp(scores: Scores, unit: Unit, scale: float = 1.0) -> Value | None:
     whole = scores.of(unit.ins[0]).whole
-    if unit.ins[0] not in scores.scored:
+    if scores.scored.isdisjoint(numbers(unit.ins)):
         return None
     found = scores.algebra.exp(scores.algebra.scale(whole, scale))
     for exponential in scores.algebra.exponentials(found) if found else ():

@@ -39,6 +39,16 @@ def _gradient(attend):
     return jax.value_and_grad(loss, (0, 1, 2))
 
 
+def test_the_exponential_of_a_number_scales_scores():
+    """As a learned temperature that is known: the number is written in the program itself."""
+
+    def attend(q, k, v):
+        return _softmax(q * jax.lax.exp(np.float32(0.5)), k, v)
+
+    fused = fuse_attention(jax.make_jaxpr(attend)(*_operands()), POLICY)
+    assert [e.primitive.name for e in fused.jaxpr.eqns].count("attention_forward") == 1
+
+
 @pytest.mark.parametrize(("attend", "mask"), [(_softmax, "none"), (_causal, "causal")])
 def test_forward_and_backward_are_replaced_together(attend, mask):
     """The program with its gradient has one equation for each, and the same results in float32."""
