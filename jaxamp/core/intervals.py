@@ -79,12 +79,6 @@ def rising(
     return lambda x: Interval(at(x.low), at(x.high))
 
 
-def falling(curve: Callable[[float], float], start: float, top: float, bottom: float) -> Transfer:
-    """Return the transfer of a falling function; the arguments are those of `rising`."""
-    risen = rising(lambda x: -curve(x), start, -top, -bottom)
-    return lambda x: negated(risen(x))
-
-
 def negated(x: Interval) -> Interval:
     """Return the interval of `-x`."""
     return Interval(-x.high, -x.low)
@@ -162,11 +156,6 @@ def squared(x: Interval) -> Interval:
     return multiplied(size, size)
 
 
-def one_minus_squared(x: Interval) -> Interval:
-    """Return the interval of `1 - x * x`."""
-    return subtracted(Interval(1.0, 1.0), squared(x))
-
-
 def raised(x: Interval, power: Interval) -> Interval:
     """Return the interval of `x ** power`; negative numbers have whole powers alone."""
     if x.low < 0:
@@ -185,47 +174,9 @@ def _power(x: float, power: float) -> float:
         return _INF
 
 
-def remainder(x: Interval, y: Interval) -> Interval:
-    """Return the interval of what is left of `x` after division by `y`: with the sign of `x`."""
-    size = magnitude(y).high
-    return clamped(Interval(-size, -size), hull(x, Interval(0.0, 0.0)), Interval(size, size))
-
-
-def product_of_many(x: Interval, *_: Interval) -> Interval:
-    """Return the interval of a product of any number of factors."""
-    if x.low < 0:
-        return Interval(-1.0, 1.0) if magnitude(x).high <= 1 else ANYWHERE
-    return Interval(0.0 if x.low < 1 else 1.0, 1.0 if x.high <= 1 else _INF)
-
-
-def sum_of_any(x: Interval, *_: Interval) -> Interval:
-    """Return the interval of a sum of any number of terms, none perhaps."""
-    return multiplied(x, NONNEGATIVE)
-
-
-def scattered(fold: Transfer) -> Transfer:
-    """Return the transfer of a scatter: a fold of what is there and the sum of its updates."""
-    return lambda x, _, updates: fold(x, sum_of_any(updates))
-
-
-def picked(x: Interval, _: Interval, updates: Interval) -> Interval:
-    """Return the interval of a scatter that picks: from the array, or from the updates."""
-    return hull(x, updates)
-
-
-def multiplied_into(x: Interval, _: Interval, updates: Interval) -> Interval:
-    """Return the interval of a scatter that multiplies."""
-    return product_of_many(hull(x, updates))
-
-
 def nearest(x: Interval) -> Interval:
     """Return the interval of whole numbers next to those of another."""
     return Interval(float(np.ceil(x.low - 0.5)), float(np.floor(x.high + 0.5)))
 
 
-_QUARTER_TURN = math.pi / 2
 logistic = rising(lambda x: 1 / (1 + math.exp(-x)), bottom=0, top=1)
-inverse_root = falling(lambda x: 1 / math.sqrt(x), 0, _INF, 0)
-arc_sine = rising(lambda x: math.asin(min(x, 1)), -1, -_QUARTER_TURN, _QUARTER_TURN)
-arc_cosine = falling(lambda x: math.acos(min(x, 1)), -1, math.pi, 0)
-arc_tangent = rising(math.atan, bottom=-_QUARTER_TURN, top=_QUARTER_TURN)
