@@ -73,7 +73,7 @@ def parted(x: jax.Array, *_: jax.Array) -> list[jax.Array]:
 
 def labelled(x: jax.Array, bias: jax.Array) -> jax.Array:
     """Look up a number of each row of logits that have a bias, beyond the row as well."""
-    logits = jnp.tanh(x.astype(WIDE) + bias) * 30
+    logits = jnp.tanh(x.astype(WIDE) + jnp.broadcast_to(bias, x.shape)) * 30
     places = 16 * jnp.arange(4)[:, None]
     closed = jax.make_jaxpr(lambda y: jnp.take_along_axis(y, places, 1))(logits)
     (lookup,) = (eqn for eqn in equations(closed.jaxpr) if eqn.primitive.name == "gather")

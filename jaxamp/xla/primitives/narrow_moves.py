@@ -35,17 +35,19 @@ from jaxamp.xla.primitives.label_gather import label_gather_p
 
 @dataclass(frozen=True, eq=False)
 class _Wide:
-    """An array of float32 that is computed where it is read, from narrow ones and smaller ones.
+    """An array of float32 that is computed where it is read, from narrow ones and others.
 
     Attributes:
       narrow: the narrow array, which is widened; the first where several are added up.
       eqn: an equation that is element by element, if one computes with it.
       operands: those of the equation.
+      is_alone: whether all else that it is computed from is smaller.
     """
 
     narrow: Any
     eqn: JaxprEqn | None = None
     operands: tuple[Any, ...] = ()
+    is_alone: bool = True
 
     @cached_property
     def arrays(self) -> list[Any]:
@@ -152,12 +154,17 @@ def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     waiting = [x for x in operands if isinstance(x, _Wide)]
     if not is_by_element(eqn.primitive) or not waiting:
         return None
-    array, (result,) = _Wide(waiting[0].narrow, eqn, tuple(operands)), eqn.outvars
-    size, is_wide = array.narrow.size, result.aval.dtype == np.float32  # type: ignore[attr-defined]
-    is_alone = all(isinstance(x, _Wide) or is_smaller(np.size(x), size) for x in operands)
-    is_one, is_sum = len(array.arrays) == 1, eqn.primitive.name == "add_any"
+    aval: Any = eqn.outvars[0].aval
+    narrow = waiting[0].narrow
+    is_alone = all(
+        x.is_alone if isinstance(x, _Wide) else is_smaller(np.size(x), narrow.size)
+        for x in operands
+    )
+    array = _Wide(narrow, eqn, tuple(operands), is_alone)
+    is_wide = aval.dtype == np.float32 and aval.shape == narrow.shape
+    is_one, is_sum = len(array.arrays) == 1, eqn.primitive.name == "add_any" and is_alone
     # A sum is emitted where it stands, too, for those who read the whole of it.
-    is_later = is_wide and is_alone and (is_one or (is_sum and array.value is not None))
+    is_later = is_wide and (is_one or (is_sum and array.value is not None))
     return [array] if is_later else None
 
 
@@ -166,6 +173,8 @@ def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     array, trait = operands[0], op_of(eqn.primitive).trait
     if not isinstance(array, _Wide) or (len(array.arrays) > 1 and trait is not Trait.PART):
         return None
+    if not array.is_alone and eqn.primitive is not label_gather_p:
+        return None  # of a lookup little is left, whatever it takes it from
     is_broadcast, size = eqn.primitive is lax.broadcast_in_dim_p, eqn.outvars[0].aval.size  # type: ignore[attr-defined]
     if is_broadcast and array.eqn and is_smaller(array.narrow.size, size):
         return None  # what is repeated is computed once
@@ -190,7 +199,7 @@ def _changed(x: Any, move: Callable[[Any], list[Any]], found: dict[int, list[Any
     """Return for each result of a move what is computed of the moved arrays."""
     if id(x) not in found and isinstance(x, _Wide):
         parts = zip(*(_changed(y, move, found) for y in (x.narrow, *x.operands)), strict=True)
-        found[id(x)] = [_Wide(narrow, x.eqn, tuple(operands)) for narrow, *operands in parts]
+        found[id(x)] = [_Wide(y, x.eqn, tuple(operands), x.is_alone) for y, *operands in parts]
     elif id(x) not in found:
         found[id(x)] = move(x)
     return found[id(x)]
