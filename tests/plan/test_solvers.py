@@ -232,3 +232,19 @@ def test_a_preconditioned_gradient_is_narrow() -> None:
     decisions = plan_of(step)(SQUARE, FIELD[0, ..., 0]).decisions()
     layers = [d for d in decisions if d.primitive == "dot_general"][:2]
     assert [d.operand for d in layers] == [Precision.BF16] * 2
+
+
+def test_weights_that_are_drawn_orthogonal_are_no_solution() -> None:
+    """A whole run, from its initial weights on: all products of its steps read narrow numbers."""
+
+    def run(key: jax.Array, x: jax.Array) -> jax.Array:
+        def step(w: jax.Array, _: None) -> tuple[jax.Array, None]:
+            gradient = jax.grad(lambda w: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2))(w)
+            return w - 0.1 * gradient, None
+
+        first = jax.nn.initializers.orthogonal()(key, (SIDE, SIDE))
+        return lax.scan(step, first, None, length=3)[0]
+
+    decisions = plan_of(run)(jax.random.key(0), FIELD[0, ..., 0]).decisions()
+    products = [d.operand for d in decisions if d.primitive == "dot_general"]
+    assert products == [Precision.BF16] * len(products) != []

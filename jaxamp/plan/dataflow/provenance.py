@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.graph.consumers import find_factors
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import column, forward, mark, union
 
@@ -58,6 +59,7 @@ def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
             bits[carry.result] |= STATE
     for value in graph.activations:
         bits[value] |= graph.is_float32[value] * DENSE
+    mark(bits, find_factors(graph), SOLVED)
     for node in forward(graph, bits):
         _TRANSFER[node.role](graph, bits, node)
     return Provenance(bits)
@@ -152,8 +154,7 @@ def _convert(graph: Graph, bits: bytearray, node: Node) -> None:
 
 
 def _fixed(graph: Graph, bits: bytearray, node: Node) -> None:
-    reads_solution = node.trait is Trait.SOLVER and union(bits, node.ins) & SOLVED
-    if reads_solution or node.trait is Trait.LINALG:
+    if node.trait is Trait.SOLVER and union(bits, node.ins) & SOLVED:
         mark(bits, node.outs, SOLVED)
 
 

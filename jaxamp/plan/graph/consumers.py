@@ -55,6 +55,24 @@ def find_origins(graph: Graph, passes: Callable[[Node], bool]) -> dict[int, int]
     return origins
 
 
+def find_drawn(graph: Graph) -> frozenset[int]:
+    """Return what is made of the bits of numbers and known numbers alone, as samples are."""
+    made = (Role.ELEMENTWISE, Role.FIXED)
+    bits = frozenset(v for node in graph.nodes if node.trait is Trait.BITS for v in node.outs)
+    origins = find_origins(graph, lambda n: n.role in made and bits.isdisjoint(n.outs))
+    return bits.union(v for v, origin in origins.items() if origin in bits)
+
+
+def find_factors(graph: Graph) -> frozenset[int]:
+    """Return results of matrix factorizations, but not of samples.
+
+    Those are no solutions: weights are drawn so, to be orthogonal.
+    """
+    nodes = [node for node in graph.nodes if node.trait is Trait.LINALG]
+    drawn = find_drawn(graph) if nodes else _NONE
+    return frozenset(v for node in nodes if not drawn.issuperset(node.ins) for v in node.outs)
+
+
 def find_parts(
     graph: Graph,
     made: Callable[[Node], Iterable[int] | None],

@@ -41,7 +41,7 @@ from jaxamp.plan.dataflow.regions import (
 )
 from jaxamp.plan.dataflow.shift_invariant_logits import is_shift_invariant, outweighs_operands
 from jaxamp.plan.dataflow.uses import REACHES, find_returned, is_state_update
-from jaxamp.plan.graph.consumers import descendants, find_origins, is_movement
+from jaxamp.plan.graph.consumers import descendants, find_drawn, is_movement
 from jaxamp.plan.graph.graph import Link, Node, Role
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.plan.precision.overrides import UNFORCED, Forced
@@ -191,11 +191,8 @@ class Chooser:
 
     @functools.cached_property
     def drawn(self) -> frozenset[int]:
-        """Return what is made of the bits of numbers and known numbers alone, as samples are."""
-        made = (Role.ELEMENTWISE, Role.FIXED)
-        bits = {v for node in self.graph.nodes if node.trait is Trait.BITS for v in node.outs}
-        origins = find_origins(self.graph, lambda n: n.role in made and bits.isdisjoint(n.outs))
-        drawn = bits.union(v for v, origin in origins.items() if origin in bits)
+        """Return samples, and the known numbers that they are made of."""
+        drawn = set(find_drawn(self.graph))
         for node in reversed(self.graph.nodes):
             if not drawn.isdisjoint(node.outs):
                 drawn.update(v for v in node.ins if v in self.graph.constants)
