@@ -233,9 +233,21 @@ MUTATIONS = (
         "tests/xla/test_row_broadcasts.py",
     ),
     Mutation(
+        "plan/graph/consumers.py",
+        "if not drawn.issuperset(node.ins) for v",
+        "for v",
+        "tests/plan/test_solvers.py",
+    ),
+    Mutation(
+        "plan/conditioning/rescaled_products.py",
+        "(bool(divided) and not any(divided)) or any(",
+        "any(",
+        "tests/plan/conditioning/test_rescaled_products.py",
+    ),
+    Mutation(
         "xla/primitives/narrow_moves.py",
-        "eqn, tuple(operands)), eqn.outvars",
-        "eqn, tuple(operands[::-1])), eqn.outvars",
+        "narrow, eqn, tuple(operands), is_alone)",
+        "narrow, eqn, tuple(operands[::-1]), is_alone)",
         "tests/xla/test_narrow_moves.py",
     ),
     Mutation(
