@@ -150,8 +150,14 @@ MUTATIONS = (
     ),
     Mutation(
         "plan/dataflow/uses.py",
-        "passed &= ~TESTED  # an inner",
-        "pass  # an inner",
+        "if passed & ITERATED and _jumps(graph, node):",
+        "if False:",
+        "tests/plan/dataflow/test_loop_states.py",
+    ),
+    Mutation(
+        "plan/dataflow/uses.py",
+        "if not (is_exact(node) or node.role is Role.LINK):",
+        "if True:",
         "tests/plan/dataflow/test_loop_states.py",
     ),
     Mutation(

@@ -7,8 +7,36 @@ from collections.abc import Callable
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.lookups import find_transposed_lookups
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph.consumers import is_exact
+from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import backward, column, mark, union
+
+
+def find_states(graph: Graph) -> list[Carry]:
+    """Return the states of while loops that are in no other while loop.
+
+    What a loop keeps beside its state and replaces, such as the value of an objective or whether to
+    go on, is none; nor is what it only chooses from, such as the best value so far.
+    """
+    carries = [c for c in graph.carries if c.inner in graph.solving and graph.is_float32[c.inner]]
+    if not carries:
+        return []
+    # One bit for each carry: whether a value may be that carry, and whether it is computed from it.
+    same, made = [0] * len(graph.avals), [0] * len(graph.avals)
+    for place, carry in enumerate(carries):
+        same[carry.inner] = 1 << place
+    for node in graph.nodes:
+        if node.link is Link.BACK:
+            continue
+        chosen, computed = union(same, node.ins), union(made, node.ins)
+        if not (is_exact(node) or node.role is Role.LINK):
+            chosen, computed = 0, computed | chosen
+        for out in node.outs:
+            if graph.is_float32[out]:
+                same[out] |= chosen
+                made[out] |= computed
+    return [carry for place, carry in enumerate(carries) if made[carry.out] >> place & 1]
+
 
 ESCAPES = 1  # becomes a result by elementwise operations and movement alone
 STOPS_LOOP = 2  # decides when a loop stops
@@ -16,14 +44,16 @@ FEEDS_FACTORIZATION = 4  # a factorization, or the operator that a solver iterat
 REACHES = 8  # feeds a Compute operation that will be lowered
 TESTED = 16  # it, or a value computed from it without Compute, is compared to stop a loop
 NEEDED = 32  # a result or an effect depends on it
-PLACE = 64  # says where to look something up: `table[floor(c)]`, `jnp.interp`, warps
+ITERATED = 64  # as TESTED, but only as a later state of the loop, made without a comparison
+PLACE = 128  # says where to look something up: `table[floor(c)]`, `jnp.interp`, warps
 
 _DISCRETE = frozenset("iub")
-_DECIDING = STOPS_LOOP | TESTED
+_COMPARED = TESTED | ITERATED
+_DECIDING = STOPS_LOOP | _COMPARED
 
 # A value computed before a loop stops it only if the loop's condition compares it: TESTED then
-# makes it STOPS_LOOP, wherever it is computed.
-_SETTLED = bytes(flags | STOPS_LOOP if flags & TESTED else flags for flags in range(256))
+# makes it STOPS_LOOP, wherever it is computed. ITERATED does in the loop alone: see `_tested`.
+_SETTLED = bytes(flags | STOPS_LOOP if flags & _COMPARED else flags for flags in range(256))
 
 # Whether a Compute node would be lowered, given the flags of its results.
 Lowerable = Callable[[Node, int], bool]
@@ -77,10 +107,14 @@ def find_uses(
     mark(bits, repeated, STOPS_LOOP)
     lookups = find_transposed_lookups(graph, provenance)
     keeping = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
+    states = {carry.out: carry.result for carry in find_states(graph)}
     for node in backward(graph, bits):
         given = union(bits, node.outs)
         if not _is_needed(given, node):
             continue
+        for out in states.keys() & node.outs if states else ():
+            _iterate(bits, out, states[out])
+            given = union(bits, node.outs)
         if given & PLACE and node.role is not Role.CONTRACT and node.trait is not Trait.EXTREMUM:
             mark(bits, node.ins, PLACE)
         if node.role is Role.LINK:
@@ -121,9 +155,11 @@ def _propagated(
     role = node.role
     # Selecting an index (the next token, say) is no convergence test.
     passed = given & _DECIDING if given & _DECIDING and not _selects_index(graph, node) else 0
+    if passed & ITERATED and _jumps(graph, node):
+        passed |= TESTED
     if role is Role.CONTRACT:
-        if passed & TESTED and may_lower(node, given & ~_DECIDING):
-            passed &= ~TESTED  # an inner product is a reduction
+        if passed & _COMPARED and may_lower(node, given & ~_DECIDING):
+            passed &= ~_COMPARED  # an inner product is a reduction
         return passed | REACHES if may_lower(node, _SETTLED[given]) else passed
     if role is Role.FIXED:
         return passed | ESCAPES if node.trait is Trait.STATE else passed
@@ -164,14 +200,32 @@ def _is_discrete(graph: Graph, node: Node) -> bool:
     return _DISCRETE.issuperset([graph.kinds[v] for v in node.outs])
 
 
+def _jumps(graph: Graph, node: Node) -> bool:
+    """Return whether a small error may change a node's result by a whole step, or not at all."""
+    if node.name == "is_finite":
+        return False
+    return _is_discrete(graph, node) or node.trait is Trait.INTEGRAL or node.name == "sign"
+
+
 def _selects_index(graph: Graph, node: Node) -> bool:
     return node.trait is Trait.EXTREMUM and any(graph.kinds[v] in "iu" for v in node.outs)
+
+
+def _iterate(bits: bytearray, out: int, result: int) -> None:
+    """Record that what makes the next state of a loop is compared only as that state.
+
+    So is a constant of a fixed point, `x` in `z = f(z, x)`. Its rounding moves the fixed point, but
+    all states that are compared have the same. The slope of a line search is compared with what was
+    not made from it.
+    """
+    if bits[out] & TESTED and not bits[result] & TESTED:
+        bits[out] = bits[out] & ~TESTED | ITERATED
 
 
 def _link(graph: Graph, bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
     (out,) = node.outs
     given, link = bits[out], node.link
-    mark(bits, node.ins, given & TESTED | NEEDED)
+    mark(bits, node.ins, _tested(graph, given, node) | NEEDED)
     if out in graph.iterated:  # no test but that of a loop around it
         mark(bits, node.ins, given & STOPS_LOOP)
     if out in keeping:
@@ -185,6 +239,15 @@ def _link(graph: Graph, bits: bytearray, node: Node, keeping: frozenset[int]) ->
     if link in (Link.BACK, Link.JOIN, Link.STACK, Link.RESULT):
         passed |= given & STOPS_LOOP
     mark(bits, node.ins, passed)
+
+
+def _tested(graph: Graph, given: int, node: Node) -> int:
+    """Return how what enters a loop, goes round or leaves it is compared to stop a loop."""
+    if node.outs[0] not in graph.solving or node.link is Link.BACK:
+        return given & _COMPARED
+    if node.link is Link.INVARIANT:
+        return given & TESTED
+    return TESTED if given & _COMPARED else 0
 
 
 _WHOLE = (Link.STACK, Link.JOIN)  # a result is written by every iteration, or by either branch

@@ -167,6 +167,8 @@ class Graph:
       sources: boundary values: inputs and captured constants.
       outputs: results of the program.
       predicates: conditions of while loops.
+      solving: what is inside of a while loop that is in no other: its invariants and carries, as
+        they arrive in an iteration.
       iterated: what is inside of a loop without a condition, itself inside of a while loop: its
         invariants, carries and slices, as they arrive in an iteration.
       indices: values that select a branch.
@@ -204,6 +206,7 @@ class Graph:
     ruled: set[int] = field(default_factory=set)
     ruled_results: set[int] = field(default_factory=set)
     predicates: set[int] = field(default_factory=set)
+    solving: set[int] = field(default_factory=set)
     iterated: set[int] = field(default_factory=set)
     indices: set[int] = field(default_factory=set)
     carries: list[Carry] = field(default_factory=list)

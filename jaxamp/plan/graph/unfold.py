@@ -122,6 +122,8 @@ class _Unfolder:
         entries = (*invariants, *inner, *slices)
         frames, conditions = [], len(self.graph.predicates)
         if wired.test:
+            if not self._whiles:
+                self.graph.solving.update(invariants, inner)
             self._whiles += 1
             test = self.frame(wired.test, [*invariants[: len(tested)], *inner], scope)
             self.graph.predicates.add(test.exits[0])
