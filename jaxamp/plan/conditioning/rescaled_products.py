@@ -110,7 +110,7 @@ def _find_terms(graph: Graph) -> Parts:
 
 
 def _shifts(graph: Graph, node: Node) -> bool:
-    """Return whether a node moves one value, adds a known number to it or multiplies by one."""
+    """Return whether a node moves one value, or shifts or scales it by a known number."""
     if node.role is Role.MOVE or node.link is Link.JOIN:  # `jnp.diag` chooses by the platform
         return True
     others = [v for v in node.ins if v in graph.constants]

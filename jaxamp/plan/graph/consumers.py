@@ -64,9 +64,9 @@ def find_drawn(graph: Graph) -> frozenset[int]:
 
 
 def find_factors(graph: Graph) -> frozenset[int]:
-    """Return results of matrix factorizations, but not of samples.
+    """Return the results of matrix factorizations, except of samples.
 
-    Those are no solutions: weights are drawn so, to be orthogonal.
+    Orthogonal initial weights are a factor of a random matrix, and no solution.
     """
     nodes = [node for node in graph.nodes if node.trait is Trait.LINALG]
     drawn = find_drawn(graph) if nodes else _NONE

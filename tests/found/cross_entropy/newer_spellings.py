@@ -29,7 +29,7 @@ from tests.found.cross_entropy.spellings import (
 from tests.programs.registry import Args, Draw
 
 NEWER: dict[str, Program] = {}
-RULED = "a function with its own derivative has its softmax; see amp(grad(f))"
+RULED = "a function with its own derivative holds its softmax: use amp(grad(f))"
 NOT_FOUND = {
     ("optax_safe", "forward"): RULED,
     ("maxtext_custom_vjp", "forward"): RULED,
