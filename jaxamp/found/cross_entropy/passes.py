@@ -265,7 +265,7 @@ class Search:
         found = self._flow(unit)
         if found is None:
             if not self._wide.isdisjoint(tainted) and _is_ruled(unit.eqn):
-                raise Stays("a function with its own derivative holds its softmax: use amp(grad(f))")
+                raise Stays("its softmax has a custom derivative: amp(grad(f)) reads it")
             self.stage.update(dict.fromkeys(outs, max(self.stage[a] for a in tainted)))
             return
         self.stage.update(

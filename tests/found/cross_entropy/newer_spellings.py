@@ -29,7 +29,7 @@ from tests.found.cross_entropy.spellings import (
 from tests.programs.registry import Args, Draw
 
 NEWER: dict[str, Program] = {}
-RULED = "a function with its own derivative holds its softmax: use amp(grad(f))"
+RULED = "its softmax has a custom derivative: amp(grad(f)) reads it"
 NOT_FOUND = {
     ("optax_safe", "forward"): RULED,
     ("maxtext_custom_vjp", "forward"): RULED,
