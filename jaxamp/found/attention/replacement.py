@@ -15,7 +15,7 @@ from jax import lax
 from jaxamp.core.features import Outcome
 from jaxamp.found.attention.empty_rows import VANISHING, EmptyRows
 from jaxamp.found.attention.kernels import primitives
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from jaxamp.found.attention.layout import Layout, arranged, thin, thinned, thinned_to
 from jaxamp.found.attention.match import Bias, Found, Held, Masking, Rescaling, Step
 from jaxamp.found.attention.scores import Scores
@@ -164,8 +164,8 @@ class Emission:
         out, _ = self.forward
         if self.replacement.is_sure:
             return out
-        _, k, v, _ = self._prepared.operands
-        return self._prepared.rows.completed(out, k, v, self.replacement.spec.scale)
+        operands, rows, _ = self._prepared
+        return rows.completed(out, operands.k, operands.v, self.replacement.spec.scale)
 
     @functools.cached_property
     def _cotangents(self) -> list[Any]:
@@ -180,8 +180,8 @@ class Emission:
                 lambda o, k, v: rows.completed(o, k, v, spec.scale), out, operands.k, operands.v
             )
             dout, *more = pull(dout)
-        results = Results(out, bits, dout)
-        dq, dk, dv, *dbias = primitives.backward(operands, results, spec, self._bias_grad)
+        given = operands._replace(out=out, lse=bits, dout=dout)
+        dq, dk, dv, *dbias = primitives.backward(given, spec, self._bias_grad)
         if more:
             dk, dv = dk + more[0], dv + more[1]
         if rows.masked is not None:

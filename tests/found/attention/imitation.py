@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxamp.found.attention.kernels import composed
-from jaxamp.found.attention.kernels.spec import AttentionSpec, of_backward
+from jaxamp.found.attention.kernels.spec import AttentionSpec, operands_of
 from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_lowest
 
 BLOCK = 128
@@ -85,7 +85,7 @@ def forward(
 
 def backward(*values: Array, spec: AttentionSpec, bias_grad: bool) -> tuple[Array, ...]:
     """Return the cotangents, as `composed.backward` does."""
-    (q, k, v, bias), (out, lse, dout) = of_backward(values)
+    q, k, v, bias, out, lse, dout = operands_of(values, backward=True)
     queries, cotangent = q.astype(jnp.float32), dout.astype(jnp.float32)
     keys, values = (_of_each_query_head(x, q).astype(jnp.float32) for x in (k, v))
     weights = jnp.exp(_scores(q, k, bias, spec) - lse[..., None])

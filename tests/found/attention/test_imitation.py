@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from jaxamp.found.attention.kernels.splash import SPLASH
 from tests.found.attention import imitation, oracle
 from tests.found.attention.kernels.calls import attention
@@ -32,9 +32,9 @@ def test_it_is_what_pallas_kernels_compute(case):
     )
     spec = AttentionSpec(scale=0.125, **words)
     with pltpu.force_tpu_interpret_mode():
-        want, sums = jax.jit(functools.partial(kernel.forward, spec=spec))(Operands(q, k, v))
-        back = functools.partial(kernel.backward, spec=spec, bias_grad=False)
-        grads = jax.jit(back)(Operands(q, k, v), Results(want, sums, dout))[:3]
+        run = jax.jit(functools.partial(kernel.run, spec=spec, bias_grad=False))
+        want, sums = run(Operands(q, k, v))
+        grads = run(Operands(q, k, v, None, want, sums, dout))[:3]
     out, lse = imitation.forward(q, k, v, None, spec=spec, rounds=False)
     found = imitation.backward(q, k, v, None, want, sums, dout, spec=spec, bias_grad=False)
     np.testing.assert_allclose(lse, sums, atol=1e-5)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from jaxamp.found.attention.kernels.spec import AttentionSpec, bits_of, of_backward
+from jaxamp.found.attention.kernels.spec import AttentionSpec, bits_of, operands_of
 
 Array = Any
 
@@ -45,10 +45,10 @@ def backward(
 ) -> tuple[Array, ...]:
     """Return the cotangents of q, k, v, and with `bias_grad` that of the bias.
 
-    The values are those that `of_backward` splits. With `widen` those of the forward pass are not
+    The values are those that `operands_of` names. With `widen` those of the forward pass are not
     read: JAX derives further products of this.
     """
-    (q, k, v, bias), (out, _, dout) = of_backward(values)
+    q, k, v, bias, out, _, dout = operands_of(values, backward=True)
     queries, cotangent = _grouped(q, k), _grouped(dout, k)
     low = None if widen else q.dtype
     weights, _ = _softmax(_scores(queries, k, bias, spec, widen, along), low)

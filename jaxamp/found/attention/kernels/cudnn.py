@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxamp.found.attention.kernels.fused import Fused
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from jaxamp.kernels.jax_compat.cudnn_calls import (
     cudnn_backward,
     cudnn_forward,
@@ -24,7 +24,7 @@ NEWEST = TargetGpu(capability=(9, 0), cudnn=91200)
 
 def obstacle(gpu: TargetGpu, operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
     """Return why cuDNN does not take these operands on a GPU, by JAX's own checks."""
-    q, k, v, bias = operands
+    q, k, v, bias, *_ = operands
     if gpu.capability < (8, 0):
         return f"compute capability {gpu.capability[0]}.{gpu.capability[1]} is below 8.0"
     if gpu.cudnn is None:
@@ -43,20 +43,15 @@ def obstacle(gpu: TargetGpu, operands: Operands, spec: AttentionSpec, backward: 
 def on(gpu: TargetGpu) -> Fused:
     """Return cuDNN's attention on a GPU."""
     asked = functools.partial(obstacle, gpu)
-    return Fused(name="cuDNN", obstacle=asked, forward=forward, backward=backward)
+    return Fused(name="cuDNN", obstacle=asked, run=run)
 
 
-def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
-    """Compute output and lse."""
-    return cudnn_forward(_narrowed(operands), spec)
-
-
-def backward(
-    operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
-) -> tuple[Any, ...]:
-    """Compute the cotangents; that of a bias over all queries and keys."""
-    found = cudnn_backward(_narrowed(operands), results, spec, bias_grad)
-    return (*found, None)[:4]
+def run(operands: Operands, spec: AttentionSpec, bias_grad: bool) -> tuple[Any, ...]:
+    """Compute output and lse, or the cotangents; that of a bias over all queries and keys."""
+    *given, out, lse, dout = _narrowed(operands)
+    if dout is None:
+        return cudnn_forward(given, spec)
+    return (*cudnn_backward(given, (out, lse, dout), spec, bias_grad), None)[:4]
 
 
 def _narrowed(operands: Operands) -> Operands:
@@ -64,7 +59,7 @@ def _narrowed(operands: Operands) -> Operands:
 
     See: ``get_large_negative_number`` in jax/_src/cudnn/fused_attention_stablehlo.py, JAX 0.10.2.
     """
-    q, k, _, bias = operands
+    q, k, _, bias, *_ = operands
     if bias is None:
         return operands
     least = cudnn_lowest(q.dtype)

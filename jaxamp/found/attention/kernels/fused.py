@@ -14,10 +14,9 @@ from jaxamp.found.attention.kernels.composed import sum_to
 from jaxamp.found.attention.kernels.spec import (
     AttentionSpec,
     Operands,
-    Results,
     bits_of,
-    of_backward,
     of_bits,
+    operands_of,
 )
 
 Form = Callable[..., tuple[Any, ...]]
@@ -30,35 +29,27 @@ class Fused:
     name: str  # in messages
     # Why it cannot take operands; the last argument says whether the backward pass is asked for.
     obstacle: Callable[[Operands, AttentionSpec, bool], str | None]
-    forward: Callable[[Operands, AttentionSpec], tuple[Any, Any]]  # the output and `lse`
-    # The cotangents; the last argument says whether a bias has one.
-    backward: Callable[[Operands, Results, AttentionSpec, bool], tuple[Any, ...]]
+    # The output and `lse`; of operands of a backward pass the cotangents of q, k, v and of a bias,
+    # if the last argument says that it has one.
+    run: Callable[[Operands, AttentionSpec, bool], tuple[Any, ...]]
 
 
-def forward_form(kernel: Fused, spec: AttentionSpec) -> Form:
-    """Return the forward pass by a kernel as a function of the primitive's operands."""
+def form_of(kernel: Fused, spec: AttentionSpec, bias_grad: bool | None) -> Form:
+    """Return a pass by a kernel as a function of the primitive's operands.
 
-    def run(*values: Any) -> tuple[Any, Any]:
-        operands = Operands(*values)
-        out, lse = kernel.forward(_flat_operands(operands), spec)
-        batch = operands.q.shape[:-3]
-        return out.reshape(*batch, *out.shape[1:]), bits_of(lse.reshape(*batch, *lse.shape[1:]))
-
-    return run
-
-
-def backward_form(kernel: Fused, spec: AttentionSpec, bias_grad: bool) -> Form:
-    """Return the backward pass by a kernel as a function of the primitive's operands."""
+    `bias_grad` is ``None`` for a forward pass.
+    """
 
     def run(*values: Any) -> tuple[Any, ...]:
-        operands, (out, bits, dout) = of_backward(values)
-        rows = of_bits(bits.reshape(-1, *bits.shape[-2:]))
-        results = Results(_flat(out), rows, _flat(dout))
-        *found, dbias = kernel.backward(_flat_operands(operands), results, spec, bias_grad)
-        found = [d.reshape(x.shape) for d, x in zip(found, operands[:3], strict=True)]
+        operands = operands_of(values, backward=bias_grad is not None)
+        batch = operands.q.shape[:-3]
+        *found, last = kernel.run(_flat_operands(operands), spec, bool(bias_grad))
+        found = [x.reshape(*batch, *x.shape[1:]) for x in found]
+        if bias_grad is None:
+            return (*found, bits_of(last.reshape(*batch, *last.shape[1:])))
         if not bias_grad:
             return tuple(found)
-        whole = dbias.reshape(*_batch_of(operands), *dbias.shape[1:])
+        whole = last.reshape(*_batch_of(operands), *last.shape[1:])
         return (*found, sum_to(whole, operands.bias))
 
     return run
@@ -80,11 +71,11 @@ def _flat(x: Any) -> Any:
 
 
 def _flat_operands(operands: Operands) -> Operands:
-    flat, bias = Operands(*map(_flat, operands[:3])), operands.bias
-    if bias is None:
-        return flat
-    whole = jnp.broadcast_to(bias, (*_batch_of(operands), *bias.shape[-3:]))
-    return flat._replace(bias=_flat(whole))
+    bias, lse = operands.bias, operands.lse
+    if bias is not None:
+        bias = jnp.broadcast_to(bias, (*_batch_of(operands), *bias.shape[-3:]))
+    flat = jax.tree.map(_flat, operands._replace(bias=bias, lse=None))
+    return flat if lse is None else flat._replace(lse=of_bits(lse.reshape(-1, *lse.shape[-2:])))
 
 
 def _batch_of(operands: Operands) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from jaxamp.found.attention.kernels import composed
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, of_backward
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, operands_of
 from jaxamp.kernels.jax_compat.kernel_lowering import tiles
 
 Axes = str | tuple[str, ...] | None
@@ -121,8 +121,8 @@ class Partition:
             self.sizes.update(zip(letters, aval.shape, strict=True))
 
     def _given(self, values: Sequence[Any]) -> Operands:
-        """Return what the pass is of, among all that it reads."""
-        return Operands(*values) if self.bias_grad is None else of_backward(values)[0]
+        """Return what the pass reads, by name."""
+        return operands_of(values, backward=self.bias_grad is not None)
 
     def _letters(self, given: Operands) -> tuple[list[Letters], list[Letters]]:
         """Return the letters of the operands, and those of the results."""
@@ -184,15 +184,14 @@ class Partition:
     def _of_rows(self, values: Sequence[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
         """Compute the pass of a part of the queries, which lie along some axes of a mesh."""
         operands = self._given(values)
-        q, k, _, bias = operands
+        q, k, _, bias, *_ = operands
         rows, seen, masked = q.shape[-3], self.spec.seen(self.sizes["t"], k.shape[-3]), bias
         if seen is not None:
             mine = lax.dynamic_slice_in_dim(seen, lax.axis_index(names) * rows, rows)
             mine = mine.reshape((1,) * (q.ndim - 2) + mine.shape)
             masked = jnp.where(mine, 0.0 if bias is None else bias, -jnp.inf)
-        rest = values[len(operands.given) :]
         given = operands._replace(bias=masked).given
-        found = self.written_out(AttentionSpec(self.spec.scale), *given, *rest)
+        found = self.written_out(AttentionSpec(self.spec.scale), *given)
         if self.bias_grad is None:
             return found
         dq, dk, dv, *dbias = found

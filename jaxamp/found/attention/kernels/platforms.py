@@ -13,7 +13,7 @@ from jaxamp.core import jax_compat
 from jaxamp.found.attention.kernels import cudnn
 from jaxamp.found.attention.kernels.fused import Fused, by_heads, flattened
 from jaxamp.found.attention.kernels.known_masks import Intervals, KnownMask
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from jaxamp.found.attention.kernels.splash import EXPORTED_SPLASH, SPLASH
 from jaxamp.kernels.jax_compat.kernel_lowering import divides_by_rule, is_exported
 from jaxamp.kernels.target_gpu import TargetGpu, described_platform, gpu_of, target_gpu
@@ -43,15 +43,10 @@ def _with_bias_of(kernel: Fused, mask: KnownMask) -> Fused:
         types = jax.eval_shape(biased, operands)
         return kernel.obstacle(types, replace(spec, mask=None), backward)
 
-    def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
-        return kernel.forward(biased(operands), replace(spec, mask=None))
+    def run(operands: Operands, spec: AttentionSpec, bias_grad: bool) -> tuple[Any, ...]:
+        return kernel.run(biased(operands), replace(spec, mask=None), bias_grad)
 
-    def backward(
-        operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
-    ) -> tuple[Any, ...]:
-        return kernel.backward(biased(operands), results, replace(spec, mask=None), bias_grad)
-
-    return replace(kernel, obstacle=obstacle, forward=forward, backward=backward)
+    return replace(kernel, obstacle=obstacle, run=run)
 
 
 def _on_segments(kernel: Fused, queries: int, keys: int) -> Fused:
@@ -61,30 +56,25 @@ def _on_segments(kernel: Fused, queries: int, keys: int) -> Fused:
         has_window = spec.window is not None and spec.window < keys
         return replace(spec, mask=None, window=spec.window if has_window else None)
 
-    def cut(q: Any, k: Any, v: Any) -> Operands:
-        return Operands(_cut(q, queries), _cut(k, keys), _cut(v, keys))
+    def cut(operands: Operands) -> Operands:
+        q, k, v, _, out, lse, dout = operands
+        q, out, dout = (x if x is None else _cut(x, queries) for x in (q, out, dout))
+        lse = lse if lse is None else by_heads(_cut(by_heads(lse), queries))
+        return Operands(q, _cut(k, keys), _cut(v, keys), None, out, lse, dout)
 
     def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
         if operands.bias is not None:
             return "a bias is for words of several segments"
-        return kernel.obstacle(jax.eval_shape(cut, *operands[:3]), own(spec), backward)
+        return kernel.obstacle(jax.eval_shape(cut, operands), own(spec), backward)
 
-    def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
-        out, lse = kernel.forward(cut(*operands[:3]), own(spec))
-        length = operands.q.shape[1]
-        return _cut(out, length), by_heads(_cut(by_heads(lse), length))
+    def run(operands: Operands, spec: AttentionSpec, bias_grad: bool) -> tuple[Any, ...]:
+        first, *rest, last = kernel.run(cut(operands), own(spec), False)
+        first = _cut(first, length := operands.q.shape[1])
+        if operands.dout is None:
+            return first, by_heads(_cut(by_heads(last), length))
+        return (first, *(_cut(x, operands.k.shape[1]) for x in rest), None)
 
-    def backward(
-        operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
-    ) -> tuple[Any, ...]:
-        out, lse, dout = results
-        made = Results(
-            _cut(out, queries), by_heads(_cut(by_heads(lse), queries)), _cut(dout, queries)
-        )
-        found = kernel.backward(cut(*operands[:3]), made, own(spec), False)
-        return (*(_cut(d, x.shape[1]) for d, x in zip(found[:3], operands[:3], strict=True)), None)
-
-    return replace(kernel, obstacle=obstacle, forward=forward, backward=backward)
+    return replace(kernel, obstacle=obstacle, run=run)
 
 
 def _cut(x: Any, size: int) -> Any:
@@ -96,13 +86,11 @@ PLATFORMS = ("cuda", "tpu")
 """Those that have kernels, in JAX's words."""
 
 
-def chosen(
-    platform: str, context: Any, operands: Operands, spec: AttentionSpec, backward: bool
-) -> Fused | None:
+def chosen(platform: str, context: Any, operands: Operands, spec: AttentionSpec) -> Fused | None:
     """Return the kernel that a platform runs; ``None`` where the composed form is lowered."""
     if jax_compat.is_partitioned(context) and not (platform == "cuda" and divides_by_rule(context)):
         return None
-    flat = flattened(operands)
+    flat, backward = flattened(operands), operands.dout is not None
     splash = EXPORTED_SPLASH if is_exported(context) else SPLASH
     for kernel in _of_gpu(gpu_of(context)) if platform == "cuda" else [splash]:
         for way in ways(kernel, spec):

@@ -27,15 +27,10 @@ from jaxamp.core import jax_compat
 from jaxamp.core.define import compiled, define, jvp_along, typed_as
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.found.attention.kernels import composed
-from jaxamp.found.attention.kernels.fused import Form, backward_form, forward_form
+from jaxamp.found.attention.kernels.fused import Form, form_of
 from jaxamp.found.attention.kernels.partitioned import partitioned
 from jaxamp.found.attention.kernels.platforms import PLATFORMS, chosen
-from jaxamp.found.attention.kernels.spec import (
-    AttentionSpec,
-    Operands,
-    Results,
-    of_backward,
-)
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, operands_of
 from jaxamp.kernels.jax_compat.kernel_lowering import has_several_devices, lower_kernel
 
 attention_forward_p = Primitive("attention_forward")
@@ -60,12 +55,9 @@ def forward(operands: Operands, spec: AttentionSpec) -> list[jax.Array]:
     return _bind(attention_forward_p, operands.given, spec=spec)
 
 
-def backward(
-    operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
-) -> list[jax.Array]:
-    """Compute dq, dk, dv and, if wanted, dbias; `lse` of the results is its bits."""
-    values = [*operands.given, *results]
-    return _bind(attention_backward_p, values, spec=spec, bias_grad=bias_grad)
+def backward(operands: Operands, spec: AttentionSpec, bias_grad: bool) -> list[jax.Array]:
+    """Compute dq, dk, dv and, if wanted, dbias; `lse` of the operands is its bits."""
+    return _bind(attention_backward_p, operands.given, spec=spec, bias_grad=bias_grad)
 
 
 def _bind(primitive: Primitive, operands: Sequence[Any], **params: Any) -> list[Any]:
@@ -178,14 +170,12 @@ def _define(primitive: Primitive, jvp: Any = None, **words: Any) -> None:
 
 
 def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **params: Any) -> Any:
-    spec, backward = params["spec"], primitive is attention_backward_p
-    avals = context.avals_in
-    types = of_backward(avals)[0] if backward else Operands(*avals)
-    kernel = chosen(platform, context, types, spec, backward)
+    spec, bias_grad, avals = params["spec"], params.get("bias_grad"), context.avals_in
+    types = operands_of(avals, backward=bias_grad is not None)
+    kernel = chosen(platform, context, types, spec)
     is_split = has_several_devices(context)
     if kernel is not None:
-        bias_grad: Any = params.get("bias_grad")
-        form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
+        form = form_of(kernel, spec, bias_grad)
         if is_split:
             form = partitioned(form, avals, spec, bias_grad)
         return lower_kernel(form, context, *operands)

@@ -16,38 +16,31 @@ from jaxamp.jaxprs.contracted import OTHERS
 
 
 class Operands(NamedTuple):
-    """Arrays of an attention, or their types."""
+    """Arrays of a pass of an attention, or their types; the last three are a backward pass's."""
 
     q: Any  # queries [*b, T, N, H]
     k: Any  # keys [*b, S, K, H]
     v: Any  # values [*b, S, K, V]
     bias: Any = None  # added to scores; broadcasts to [*b, N, T, S]
+    out: Any = None  # the output [*b, T, N, V]
+    # The logarithm of the sum of exponentials of each row, f32[*b, N, T]; in an equation its bits.
+    lse: Any = None
+    dout: Any = None  # the cotangent of the output
 
     @property
     def given(self) -> list[Any]:
-        """Return those that an equation has: all, but for a bias that is ``None``."""
-        return [*self[:3]] if self.bias is None else [*self]
+        """Return those that an equation has."""
+        return [x for x in self if x is not None]
 
 
-class Results(NamedTuple):
-    """Results of a forward pass and a cotangent, as a backward pass reads them.
+def operands_of(values: Sequence[Any], *, backward: bool) -> Operands:
+    """Return what an equation has, by name.
 
-    `lse` is the logarithm of the sum of exponentials of each row of scores; in an equation its
-    bits, as u32.
+    >>> operands_of(["q", "k", "v", "out", "lse", "dout"], backward=True).bias is None
+    True
     """
-
-    out: Any  # [*b, T, N, V]
-    lse: Any  # f32[*b, N, T]
-    dout: Any  # the cotangent of the output
-
-
-def of_backward(values: Sequence[Any]) -> tuple[Operands, Results]:
-    """Split what an equation of a backward pass has: what it is of, and what it reads beside that.
-
-    >>> of_backward(["q", "k", "v", "out", "lse", "dout"])[1]
-    Results(out='out', lse='lse', dout='dout')
-    """
-    return Operands(*values[:-3]), Results(*values[-3:])
+    bias = values[3] if len(values) in (4, 7) else None
+    return Operands(*values[:3], bias, *(values[-3:] if backward else ()))
 
 
 def bits_of(lse: Any) -> Any:

@@ -14,7 +14,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxamp.found.attention.kernels.fused import Fused, by_heads
 from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from jaxamp.kernels.jax_compat.tpu_attention import SPLASH_WORDS, splash_backward, splash_intervals
 
 LANES = 128
@@ -28,7 +28,7 @@ _LARGEST_HEAD = 256
 
 def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
     """Return why it does not take these operands."""
-    q, k, v, bias = operands
+    q, k, v, bias, *_ = operands
     if bias is not None:
         return "splash_attention adds no bias"
     if spec.mask is not None and max(spec.mask.shape) > SPLASH_WORDS:
@@ -44,31 +44,21 @@ def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | N
     return None
 
 
-def forward(operands: Operands, spec: AttentionSpec, is_exported: bool = False) -> tuple[Any, Any]:
-    """Compute output and lse."""
-    q, k, v, _ = operands
-    kernel, segments = _kernel(spec, q, k)
-
-    def one(*xs: Any) -> Any:
-        return kernel(*xs, segments)
-
-    out, (lse,) = jax.vmap(one)(*map(by_heads, (_scaled(q, spec), k, v)))
-    return by_heads(out), lse if is_exported else _of_one_lane(lse)
-
-
-def backward(
-    operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
+def run(
+    operands: Operands, spec: AttentionSpec, bias_grad: bool, is_exported: bool = False
 ) -> tuple[Any, ...]:
-    """Compute the cotangents of q, k and v."""
-    q, k, v, _ = operands
-    out, lse, dout = results
+    """Compute output and lse, or the cotangents of q, k and v."""
+    q, k, v, _, out, lse, dout = operands
     kernel, segments = _kernel(spec, q, k)
-    q, k, v, out, dout = map(by_heads, (_scaled(q, spec), k, v, out, dout))
+    given = [*map(by_heads, (_scaled(q, spec), k, v))]
+    if dout is None:
+        out, (lse,) = jax.vmap(lambda *xs: kernel(*xs, segments))(*given)
+        return by_heads(out), lse if is_exported else _of_one_lane(lse)
 
     def one(*xs: Any) -> Any:
         return splash_backward(kernel, segments, *xs)
 
-    dq, dk, dv = map(by_heads, jax.vmap(one)(q, k, v, out, lse, dout))
+    dq, dk, dv = map(by_heads, jax.vmap(one)(*given, by_heads(out), lse, by_heads(dout)))
     return _scaled(dq, spec), dk, dv, None
 
 
@@ -146,5 +136,5 @@ def _within(mask: Intervals, spec: AttentionSpec) -> tuple[np.ndarray, np.ndarra
     return start, stop
 
 
-SPLASH = Fused(name="splash_attention", obstacle=obstacle, forward=forward, backward=backward)
-EXPORTED_SPLASH = replace(SPLASH, forward=functools.partial(forward, is_exported=True))
+SPLASH = Fused(name="splash_attention", obstacle=obstacle, run=run)
+EXPORTED_SPLASH = replace(SPLASH, run=functools.partial(run, is_exported=True))

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.found.attention.kernels import cudnn
 from jaxamp.found.attention.kernels.known_masks import Intervals, known_mask
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from jaxamp.found.attention.kernels.splash import SPLASH, block
 from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_checks
 from jaxamp.kernels.target_gpu import TargetGpu, described_gpu, gpu_at_hand, lowering_for
@@ -201,9 +201,9 @@ def test_splash_is_attention(case):
     _, lse = attention_forward(q, k, v, None, spec)
     out, vjp = jax.vjp(lambda q, k, v: attention(q, k, v, None, spec), q, k, v)
     with pltpu.force_tpu_interpret_mode():
-        found, sums = jax.jit(functools.partial(SPLASH.forward, spec=spec))(operands)
-        backward = functools.partial(SPLASH.backward, spec=spec, bias_grad=False)
-        grads = jax.jit(backward)(operands, Results(found, sums, dout))
+        run = jax.jit(functools.partial(SPLASH.run, spec=spec, bias_grad=False))
+        found, sums = run(operands)
+        grads = run(operands._replace(out=found, lse=sums, dout=dout))
     np.testing.assert_allclose(sums, lse, atol=1e-4)
     for got, want in zip((found, *grads[:3]), (out, *vjp(dout)), strict=True):
         size = np.abs(np.asarray(want, np.float32)).max()
