@@ -19,7 +19,6 @@ from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
 from jaxamp.found.cross_entropy.read_anew import read_anew
 from jaxamp.found.cross_entropy.rows import Rows, resized
-from jaxamp.found.cross_entropy.slices import in_slices
 from jaxamp.found.cross_entropy.undivided import undivided
 
 
@@ -87,10 +86,13 @@ def as_written(
     made: Pass, division: Division, read: Callable[[int], Any], *, again: bool
 ) -> dict[int, Any]:
     """Return what a pass makes; for a derivative, what has the size of logits is made `again`."""
-    body = read_anew(functools.partial(in_chunk, made, division), in_rows=division.in_rows)
     # Not in slices if it is made again: JAX would add up gradients of slices in all words.
-    form = jax.checkpoint(body, prevent_cse=False) if again else in_slices(body, division.slices)
-    found = looped(made, division, read, form, {})
+    slices = 1 if again else division.slices
+    body = functools.partial(in_chunk, made, division)
+    body = read_anew(body, in_rows=division.in_rows, slices=slices)
+    if again:
+        body = jax.checkpoint(body, prevent_cse=False)
+    found = looped(made, division, read, body, {})
     return {value: array for (value, _), array in found.items()}
 
 

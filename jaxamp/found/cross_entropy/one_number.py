@@ -20,7 +20,6 @@ from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.chunks import Division, as_written, in_chunk, looped, zeros
 from jaxamp.found.cross_entropy.passes import Key, Pass
 from jaxamp.found.cross_entropy.read_anew import read_anew
-from jaxamp.found.cross_entropy.slices import in_slices
 from jaxamp.found.levels import Level
 
 
@@ -85,7 +84,7 @@ def _with_gradients(
     wholes = {key: given[key[0]] for key in along if key[1] is None}
     sums = {key: zeros(array.shape, jax.typeof(array)) for key, array in wholes.items()}
 
-    @functools.partial(read_anew, in_rows=division.in_rows)
+    @functools.partial(read_anew, in_rows=division.in_rows, slices=division.slices)
     def body(env: Mapping[Key, Any], tokens: Any) -> dict[Key, Any]:
         def one(moving: Any) -> tuple[Any, dict[Key, Any]]:
             found = in_chunk(made, division, {**env, **moving}, tokens)
@@ -94,7 +93,6 @@ def _with_gradients(
         total, pull, found = jax.vjp(one, {key: env[key] for key in along}, has_aux=True)
         return found | pull(jnp.ones_like(total))[0]
 
-    body = in_slices(body, division.slices)
     found = looped(made, division, given.__getitem__, body, sums, _scanned)
     results = {value: found[value, rows] for value, rows in made.outputs.items()}
     parts = {value: [found[key] for key in along if key[0] == value] for value in wanted}

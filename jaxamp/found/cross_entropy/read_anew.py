@@ -22,6 +22,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait, is_by_element
 from jaxamp.found.cross_entropy.passes import MOVES
+from jaxamp.found.cross_entropy.slices import in_slices
 from jaxamp.jaxprs.interpret import walk
 
 apart_p = Primitive("read_anew")
@@ -49,19 +50,22 @@ class _Value:
     operands: Sequence[Any] = ()
 
 
-def read_anew(body: Callable[..., Any], *, in_rows: bool = False) -> Callable[..., Any]:
+def read_anew(
+    body: Callable[..., Any], *, in_rows: bool = False, slices: int = 1
+) -> Callable[..., Any]:
     """Return the same function of arrays.
 
     Args:
-      body: the function; the first of its products are the logits.
+      body: the function; the first of its products are the logits, of its larger operand, a matrix.
       in_rows: whether logits have two axes here, whatever they have in the program: those of XLA's
         products. XLA:GPU writes cotangents over logits if nothing reads them in another shape.
+      slices: how many products read the matrix in.
     """
 
     def each(*given: Any) -> Any:
         closed, shapes = jax.make_jaxpr(body, return_shape=True)(*given)
-        products = [e for e in closed.jaxpr.eqns if e.primitive.name == "dot_general"]
-        chunk = _Chunk(products[0].outvars[0].aval.size, in_rows)  # type: ignore[attr-defined]
+        logits = next(e for e in closed.jaxpr.eqns if e.primitive.name == "dot_general")
+        chunk = _Chunk(logits, in_rows, slices)
         consts, inputs = (
             [_Value(jnp.shape(x), x) for x in arrays]
             for arrays in (closed.consts, jax.tree.leaves(given))
@@ -73,15 +77,22 @@ def read_anew(body: Callable[..., Any], *, in_rows: bool = False) -> Callable[..
 
 
 class _Chunk(NamedTuple):
-    """A chunk, with as many logits.
+    """A chunk of tokens.
 
     Attributes:
-      size: how many there are.
-      in_rows: whether they have two axes.
+      logits: the product that makes its logits.
+      in_rows: whether these have two axes.
+      slices: how many products read the matrix in.
     """
 
-    size: int
+    logits: JaxprEqn
     in_rows: bool
+    slices: int
+
+    @property
+    def size(self) -> int:
+        """The number of logits."""
+        return self.logits.outvars[0].aval.size  # type: ignore[attr-defined]
 
     def visit(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[_Value]:
         """Return the results of an equation."""
@@ -97,9 +108,19 @@ class _Chunk(NamedTuple):
             if is_product and isinstance(value, _Value):
                 value.array = array  # what products read is stored
         with jax_compat.emitting(eqn):
-            results = jax_compat.bind(eqn, arrays)
+            results = self.bound(eqn, arrays)
         is_logits = is_product or is_moved
         return [_Value(*made, is_logits, is_moved) for made in zip(shapes, results, strict=True)]
+
+    def bound(self, eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of an equation of arrays, if of the matrix then of its slices."""
+        first = self.logits
+        matrix: Any = max(first.invars, key=lambda v: v.aval.size)  # type: ignore[attr-defined]
+        if self.slices == 1 or eqn.primitive is not first.primitive or matrix not in eqn.invars:
+            return jax_compat.bind(eqn, arrays)
+        (contracted,) = first.params["dimension_numbers"][0][first.invars.index(matrix)]
+        side = eqn.invars.index(matrix)
+        return [in_slices(eqn, arrays, side, 1 - contracted, self.slices)]
 
     def read(self, operands: Sequence[Any]) -> list[Any]:
         """Return operands of one reader, for which logits are put behind a barrier."""
