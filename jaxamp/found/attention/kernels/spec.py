@@ -40,7 +40,7 @@ def operands_of(values: Sequence[Any], *, backward: bool) -> Operands:
     True
     """
     bias = values[3] if len(values) in (4, 7) else None
-    return Operands(*values[:3], bias, *(values[-3:] if backward else ()))
+    return Operands._make([*values[:3], bias, *(values[-3:] if backward else (None,) * 3)])
 
 
 def bits_of(lse: Any) -> Any:
