@@ -223,5 +223,7 @@ class _Losses:
         """Return over how many devices logits are divided, or may be where types do not say."""
         aval: Any = logits.unit.eqn.outvars[0].aval
         if jax_compat.has_typed_sharding(aval):
+            if jax_compat.is_partly_manual():  # JAX 0.10.2 differentiates no such loop
+                raise Stays("a shard_map leaves axes of an explicit mesh to XLA")
             return aval.size // math.prod(aval.sharding.shard_shape(aval.shape))
         return 1 if jax_compat.varies_over(aval) or described_platform() else jax.device_count()

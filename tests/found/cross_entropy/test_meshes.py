@@ -183,6 +183,29 @@ def test_explicit_meshes(loss, tokens, words, order):
     assert not _refused(plan)
 
 
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_a_mesh_in_part_manual_and_in_part_explicit(order):
+    """Logits are stored, with the reason: JAX differentiates no loop over chunks there."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Explicit))
+
+    @jax.shard_map(in_specs=(P("data"), P(), P("data")), out_specs=P(), axis_names={"data"})
+    def loss(x, w, labels):
+        logits = x @ w
+        label = jnp.where(jnp.arange(V) == labels[..., None], logits, 0).sum(-1)
+        return jax.lax.pmean((jax.nn.logsumexp(logits, -1) - label).mean(), "data")
+
+    exact = jax.value_and_grad(_loss, (0, 1))(*_operands())
+    with jax.set_mesh(mesh):
+        x, w, labels = _operands()
+        placed = x, jax.device_put(w, NamedSharding(mesh, P(None, "model"))), labels
+        step = jaxamp.amp(jax.value_and_grad(loss, (0, 1)), POLICY)
+        if order == "grad(amp(f))":
+            step = jax.value_and_grad(jaxamp.amp(loss, POLICY), (0, 1))
+        plan = jaxamp.plan_of(loss, POLICY)(*placed)
+        _close(jax.jit(step)(*placed), exact)
+    assert "explicit mesh" in _refused(plan)[0].obstacle
+
+
 def test_tokens_that_a_chunk_cannot_divide():
     """Chunks of nine tokens have no equal parts on the four devices of an explicit mesh."""
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
