@@ -30,6 +30,7 @@ from rich.table import Table
 
 import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
 from jaxamp.core.intervals import ANYWHERE
+from jaxamp.plan.conditioning.amplification import Amplified
 
 HAZARDS = "jaxamp.plan.conditioning.hazards"
 PRECISE = "jaxamp.plan.conditioning.precise_products"
@@ -66,7 +67,7 @@ def _no_ranges(graph: Any) -> None:
 
 
 ANALYSES: dict[str, tuple[str, Any]] = {
-    "amplification": (f"{HAZARDS}.find_amplified", _nothing),
+    "amplification": (f"{HAZARDS}.find_amplified", lambda _: Amplified()),
     "forget_gates": (f"{HAZARDS}.find_forget_gates", _nothing),
     "unrolled_recurrences": (f"{HAZARDS}.find_unrolled_recurrences", _no_list),
     "lookup_places": ("jaxamp.plan.dataflow.uses.PLACE", 0),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from typing import NamedTuple
 
 from jaxamp.core.semantics import Linear, Rounding
 from jaxamp.core.taxonomy import Trait
@@ -27,6 +28,7 @@ AMPLIFIED = 1  # on a path without Compute to an amplifying operation
 IN_MEMORY = 2  # the reader on that path takes the value from memory
 IN_PARTS = 4  # what amplifies is a sum of parts of one value, and the path to it is linear
 DIFFERED = 8  # a term of a difference that may cancel, or what is summed and scaled to be one
+ORDERED = 16  # what amplifies is an order that an index is taken from
 
 LINEAR = 1  # a result of Compute, or linear in such
 BOUNDED = 2  # a bounded curve, or the square of one: see `_cancels`
@@ -39,8 +41,20 @@ _NONE: frozenset[int] = frozenset()
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
 
 
-def find_amplified(flow: Dataflow) -> frozenset[int]:
-    """Return values in memory of which a rounding is amplified before Compute reads it."""
+class Amplified(NamedTuple):
+    """Values in memory of which a rounding is amplified before Compute reads it.
+
+    Attributes:
+      rounded: those that are not to be rounded.
+      ordered: those from whose order an index is taken, a residual stream or not.
+    """
+
+    rounded: frozenset[int] = frozenset()
+    ordered: frozenset[int] = frozenset()
+
+
+def find_amplified(flow: Dataflow) -> Amplified:
+    """Return values in memory of which a rounding is amplified."""
     sweep = _Amplification(flow)
     for node in forward(flow.graph, sweep.made):
         sweep.enter(node)
@@ -48,11 +62,14 @@ def find_amplified(flow: Dataflow) -> frozenset[int]:
         sweep.leave(node)
     products = {v for n in flow.graph.nodes if n.role is Role.CONTRACT for v in n.outs}
     made, origin = sweep.made, sweep.origin
-    return frozenset(
-        v
-        for v, bits in enumerate(sweep.bits)
-        if bits & IN_MEMORY
-        if not made[v] & LINEAR or (bits & IN_PARTS and origin.get(v, v) not in products)
+    found = [(v, bits) for v, bits in enumerate(sweep.bits) if bits & IN_MEMORY]
+    return Amplified(
+        frozenset(
+            v
+            for v, bits in found
+            if not made[v] & LINEAR or (bits & IN_PARTS and origin.get(v, v) not in products)
+        ),
+        frozenset(v for v, bits in found if bits & ORDERED),
     )
 
 
@@ -170,6 +187,7 @@ class _Amplification:
             given = union(self.bits, node.outs)
             if (given and self._passes(node)) or self._amplifies(node):
                 flags = self._parts_before(node, given) | self._differed(node, given)
+                flags |= ORDERED if self._orders(node) else given & ORDERED
                 self._mark(node, node.ins, flags)
 
     def _mark(self, node: Node, values: Iterable[int], flags: int) -> None:
@@ -226,8 +244,8 @@ class _Amplification:
     def _amplifies(self, node: Node) -> bool:
         if node.role is not Role.ELEMENTWISE and node.role is not Role.REDUCE:
             return False
-        if node.trait is Trait.EXTREMUM:
-            return self._orders(node)
+        if self._orders(node):
+            return True
         if node.name == "integer_pow":
             return abs(node.eqn.params["y"]) > _STEEP_POWER
         rounding = node.semantics.rounding
@@ -237,7 +255,8 @@ class _Amplification:
 
     def _orders(self, node: Node) -> bool:
         """Return whether a node takes indices from an order, and something needs them."""
-        return any(self.graph.kinds[v] in "iu" and self.uses.needed[v] for v in node.outs)
+        picks = (self.graph.kinds[v] in "iu" and self.uses.needed[v] for v in node.outs)
+        return node.trait is Trait.EXTREMUM and any(picks)
 
     def _cancels(self, node: Node) -> bool:
         """Return whether terms may be nearly equal: two activations, or one and a known number."""

@@ -39,6 +39,7 @@ class Hazards:
     Attributes:
       forget_gates: factors of a carry in every iteration of a loop; see `forget_gates.py`.
       lookup_places: values that say where to look something up.
+      ordered: values from whose order an index is taken.
     """
 
     def __init__(self, flow: Dataflow, policy: PrecisionPolicy) -> None:
@@ -50,12 +51,13 @@ class Hazards:
         self.forget_gates = find_forget_gates(graph, recurrences)
         places = itertools.compress(range(len(graph.avals)), flow.uses.place)
         self.lookup_places = frozenset(v for v in places if graph.is_float32[v])
+        amplified, self.ordered = find_amplified(flow)
         found: Sequence[tuple[Constraint, Iterable[int]]] = (  # reports give the first of a value
             (FORGET_GATE, self.forget_gates),
             (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
             (LOOKUP_PLACE, self.lookup_places),
             (PRECISE, graph.unrounded),
-            (AMPLIFIED, find_amplified(flow)),
+            (AMPLIFIED, amplified),
         )
         self._constraints = {
             value: constraint

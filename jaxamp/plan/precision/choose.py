@@ -253,6 +253,10 @@ class Chooser:
             return PRECISE.reason
         if out in self.hazards.lookup_places:
             return LOOKUP_PLACE.reason
+        if out in self.hazards.ordered and is_small_beside_products(
+            self.graph, self.product_sizes, out
+        ):
+            return "an index is taken from its order"
         return "result feeds a sensitive operation" * self._feeds_only_sensitive(out)
 
     def _saves_memory(self, node: Node, low: Precision) -> bool:

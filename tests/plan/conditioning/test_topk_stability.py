@@ -55,6 +55,18 @@ def test_a_token_goes_to_the_experts_of_its_own_logits(router, policy: str) -> N
     assert differ.mean() < ALLOWED[policy]
 
 
+def test_logits_that_are_few_beside_what_experts_compute_are_not_rounded() -> None:
+    """Then no token changes its experts for it, and float32 logits take next to no memory."""
+    wide = DRAW.normal(EXPERTS, 32 * EXPERTS)
+
+    def router(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        gates, experts = lax.top_k(jax.nn.softmax(x @ ROUTER), CHOSEN)
+        return (jax.nn.one_hot(experts, EXPERTS) * gates[..., None]).sum(1) @ wide, experts
+
+    wanted = products_rounded(router, jnp.bfloat16)(X)[1]
+    assert (jax.jit(amp(router, "bf16"))(X)[1] == wanted).all()
+
+
 def test_the_largest_alone_are_picked_from_what_is_stored() -> None:
     """Rounded after they are picked they are the same."""
 
