@@ -62,12 +62,12 @@ def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any
             )
         numpyro = adapter(NUMPYRO)
         alone = numpyro.refusing(signature.name) if numpyro else nullcontext()
-        with amp_scope(settings.policy), alone:
-            has_rules = bool(settings.policy.rules)
-            jaxpr, outputs = trace(signature, arrays, is_named=has_rules)
         from jaxamp.run.rewriting import rewrite  # loaded by the runner
 
         with _without_collector():
+            with amp_scope(settings.policy), alone:
+                has_rules = bool(settings.policy.rules)
+                jaxpr, outputs = trace(signature, arrays, is_named=has_rules)
             results = rewrite(jaxpr, arrays, settings, signature.name)
     return outputs.join(results) if outputs.is_all_arrays else Result(results, outputs)
 
@@ -80,10 +80,10 @@ def is_handled() -> bool:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Pause Python's garbage collector, which costs a third of the time where nothing is garbage.
+    """Pause Python's garbage collector, which costs up to a third of the time and finds nothing.
 
-    Planning makes hundreds of thousands of objects that live until it ends. The collector takes
-    their number for a sign, and walks all of JAX's objects again and again.
+    A trace and a plan are hundreds of thousands of objects that live until they end. The collector
+    takes their number for a sign, and walks all of JAX's objects again and again.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -102,11 +102,12 @@ def plan_call(
     Returns:
       The plan, and what the function returns besides arrays.
     """
-    with amp_scope(settings.policy):
-        jaxpr, outputs = trace(signature, arrays)
     from jaxamp.plan import plan_program
 
-    return plan_program(jaxpr, settings.policy, strict=settings.strict), outputs
+    with _without_collector():
+        with amp_scope(settings.policy):
+            jaxpr, outputs = trace(signature, arrays)
+        return plan_program(jaxpr, settings.policy, strict=settings.strict), outputs
 
 
 def unchanged(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1333,6 +1333,22 @@ def test_leaves_no_cycles():
     assert max(inside, outside) <= plain
 
 
+def test_collector_rests():
+    """The collector is off while a function is traced, and on again even after an error."""
+
+    def product(x, is_allowed):
+        assert not gc.isenabled()
+        if not is_allowed:
+            raise ValueError("refused")
+        return x @ x
+
+    fn = amp(product, static_argnames="is_allowed")
+    fn(_x(), is_allowed=True)
+    with pytest.raises(ValueError, match="refused"):
+        fn(_x(), is_allowed=False)
+    assert gc.isenabled()
+
+
 def test_host_memory_of_a_jitted_function():
     """Results are where those of the function are: called, exported, and in another ``jax.jit``."""
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))

@@ -85,8 +85,8 @@ def _find_origins(graph: Graph) -> dict[int, int]:
 
 
 def _sorts(graph: Graph, node: Node) -> bool:
-    shapes = {graph.avals[v].shape for v in (*node.ins, *node.outs)}
-    return node.trait is Trait.EXTREMUM and len(shapes) == 1
+    values = *node.ins, *node.outs
+    return node.trait is Trait.EXTREMUM and len({graph.avals[v].shape for v in values}) == 1
 
 
 class _Amplification:

@@ -59,18 +59,20 @@ def find_residues(
     remainders = find_remainders(arrays, products, cancelled, known)
     leaving = [n for n in graph.nodes if n.name in _LEAVING or n.semantics.periodic]
     left = {node: found for node in leaving if (found := [*_left(arrays, node)])}
-    if not left and not remainders:
+    norms = _norms(graph, squares)
+    needs = _needs(arrays, norms, left)
+    needed = [n for n in products if n in remainders or needs[n.outs[0]]]
+    if not needed:
         return {}
 
     def is_layer(node: Node) -> bool:
         is_wide = node in remainders or node in cancelled
         return multiplies(node) and not is_wide and not any(map(known.is_made, node.ins))
 
-    norms, made = _norms(graph, squares), _made(graph, is_layer)
-    needs = _needs(arrays, norms, left)
-    of_layers = {n for n in products if union(made, remainders.get(n, n.ins))}
+    made = _made(graph, is_layer)
+    of_layers = {n for n in needed if union(made, remainders.get(n, n.ins))}
     found = dict[Node, Constraint]()
-    for node in products:
+    for node in needed:
         need = needs[node.outs[0]]
         is_normed = all(norms[v] & _NORMED for v in node.ins[:2])
         is_given = node not in of_layers
