@@ -8,7 +8,8 @@ and a matrix: `aᵀPa + bᵀPb - 2 aᵀPb`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxamp.core.guards import Guard
@@ -174,23 +175,24 @@ class Squares:
         main = self.arrays.main(node) if node.name in SCALES else None
         return () if main is None else (main,)
 
-    def _moments(self, one: int, other: int) -> Sequence[Node]:
-        """Return the products of a moment: `f(x * y) - f(x) * f(y)`."""
-        makers, mean = self.arrays.makers, self.arrays.product(one)
-        product = makers.get(self.origins[other])
-        if mean is None or product is None or product.name != "mul":
-            return ()
-        means = self._inner(product)
-        read = [makers[o] for v in mean.ins if (o := self.origins[v]) in makers]
-        factors = [self.arrays.read(n) for n in read if _is_power(n)]
-        is_mean = any(all(self._is_mean(m, f) for m in means) for f in factors)
-        return (mean, *means) if is_mean and len(means) > 1 else ()
+    def _moments(self, one: int, other: int) -> Iterator[Node]:
+        """Yield the products of a moment, `f(x * y) - f(x) * f(y)`, where `f` is one or several."""
+        product = self.arrays.makers.get(self.origins[other])
+        if not self.arrays.product(one) or product is None or not _is_power(product):
+            return
+        sums = self._made_by(one)
+        for power in filter(_is_power, sums):
+            of = self.arrays.read(power)
+            means = [self._made_by(v, of) for v in product.ins[:2]]
+            if all(any(self.arrays.read(n) & of for n in mean) for mean in means):
+                made = itertools.chain(sums, *means)
+                yield from (n for n in made if n.role is Role.CONTRACT)
 
-    def _is_mean(self, node: Node, of: set[int]) -> bool:
-        """Return whether a product is a mean of arrays, or of powers of them."""
-        makers = (self.arrays.makers.get(self.origins[v]) for v in node.ins)
-        is_of_power = any(n and _is_power(n) and self.arrays.read(n) & of for n in makers)
-        return is_of_power or self.arrays.is_linear(node.outs[0], of)
+    def _made_by(self, value: int, of: Collection[int] = ()) -> list[Node]:
+        """Return what makes an array, and the arrays that products make it of, after some."""
+        linear, makers = self.arrays.linear, self.arrays.makers
+        found = closure([self.origins[value]], lambda v: () if v in of else linear.get(v, ()))
+        return [makers[v] for v in found if v in makers and v not in of]
 
     def _inner(self, node: Node) -> list[Node]:
         """Return the products that a node multiplies."""

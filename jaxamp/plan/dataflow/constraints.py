@@ -107,8 +107,8 @@ def _is_beyond(graph: Graph, value: int, low: Precision) -> bool:
 
 
 def _overflows(low: Precision, number: float) -> bool:
-    """Return whether a format turns a finite number into infinity."""
-    return low.max < abs(number) < float("inf")
+    """Return whether a format turns a number into infinity that is not as large as can be."""
+    return low.max < abs(number) < Precision.F32.max
 
 
 def is_inexact(graph: Graph, value: int, low: Precision) -> bool:

@@ -63,9 +63,9 @@ def _read_once(graph: Graph, value: int) -> list[int]:
 
 def fits(number: float | None, low: Precision) -> bool:
     """Return whether a narrow format represents a known number exactly."""
-    return number is not None and (
-        number != number or float(np.asarray(number, low.dtype)) == number
-    )
+    if number is None or low.max < abs(number) < np.inf:
+        return False
+    return number != number or float(np.asarray(number, low.dtype)) == number
 
 
 def factor(graph: Graph, value: int, reader: Node) -> float | None:

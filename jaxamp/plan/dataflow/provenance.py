@@ -6,7 +6,9 @@ import math
 from collections.abc import Collection
 
 from jaxamp.core.formats import Precision
+from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.ranges import NEVER
 from jaxamp.plan.graph.consumers import find_factors
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import column, forward, mark, union
@@ -28,16 +30,13 @@ class Provenance:
       bits: the flags of each value: `STATE`, `DENSE` and the others above.
       state: per value, 1 if it has the flag `STATE`; the columns that follow are alike.
       dense: `DENSE`.
-      solved: `SOLVED`.
       layer: `LAYER`.
-      large: `LARGE`.
     """
 
     def __init__(self, bits: bytearray) -> None:
         self.bits = bits
         self.state, self.dense = column(bits, STATE), column(bits, DENSE)
-        self.solved, self.layer = column(bits, SOLVED), column(bits, LAYER)
-        self.large = column(bits, LARGE)
+        self.layer = column(bits, LAYER)
 
 
 def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
@@ -120,7 +119,14 @@ def _grows_large(graph: Graph, bits: bytearray, node: Node) -> bool:
         by_tiny = bits[node.ins[1]] & TINY and node.ins[1] in graph.constants
         return bool(bits[node.ins[0]] & LARGE or by_tiny)
     squashes = node.trait in (Trait.SMOOTH, Trait.SENSITIVE) and name not in _UNBOUNDED_CURVES
-    return not squashes and any(bits[i] & LARGE for i in node.ins)
+    is_bounded = magnitude(graph.ranges[node.outs[0]]).high <= Precision.F16.max
+    if squashes or is_bounded:
+        return False
+    # The largest number of float32 bounds none, and replaces infinities, which are rare.
+    is_rare = name == "select_n" and graph.ranges[node.ins[0]] == NEVER
+    limit = Precision.F32.max if is_rare or name in ("max", "min", "clamp") else math.inf
+    read = (v for v in node.ins if abs(graph.constants.get(v, 0.0)) < limit)
+    return bool(union(bits, read) & LARGE)
 
 
 def _rests_on_tiny(bits: bytearray, node: Node) -> bool:

@@ -18,7 +18,7 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _MASK = Interval(0.0, 1.0)
-_NEVER = Interval(0.0, 0.0)
+NEVER = Interval(0.0, 0.0)
 _MANY = Interval(1.0, math.inf)
 _REDUCTIONS = (Trait.SUM, Trait.ALLREDUCE, Trait.PREFIX, Trait.PRODUCT, Trait.EXTREMUM)
 _AROUND = (Link.INIT, Link.BACK, Link.RESULT)
@@ -82,7 +82,9 @@ def _elementwise(graph: Graph, node: Node) -> None:
     elif node.name == "mul" and node.ins[0] == node.ins[1]:
         interval = squared(known[0])
     elif node.name == "ne" and node.ins[0] == node.ins[1]:
-        interval = _NEVER  # but where a number is NaN
+        interval = NEVER  # but where a number is NaN
+    elif node.name == "eq" and math.isinf(graph.constants.get(node.ins[1], 0.0)):
+        interval = NEVER  # but where one is infinite
     else:
         interval = facts.range(*known)
     chosen = node.ins[1:] if node.name == "select_n" else node.ins

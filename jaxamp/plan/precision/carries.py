@@ -6,7 +6,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.plan.dataflow.constraints import constrain_contraction
-from jaxamp.plan.dataflow.provenance import Provenance, find_provenance
+from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, Provenance, find_provenance
 from jaxamp.plan.dataflow.repeated_decisions import find_repeated
 from jaxamp.plan.dataflow.uses import Lowerable, Uses, find_uses
 from jaxamp.plan.graph.consumers import descendants, is_movement
@@ -83,8 +83,7 @@ def _is_activation(provenance: Provenance, uses: Uses, carry: Carry) -> bool:
         and uses.reaches[carry.inner]
         and not uses.escapes[carry.result]
         and not uses.stops_loop[carry.inner]
-        and not provenance.large[carry.inner]
-        and not provenance.solved[carry.inner]
+        and not provenance.bits[carry.inner] & (LARGE | SOLVED)
     )
 
 

@@ -366,24 +366,38 @@ def direct_spread(p: Array, x: Array) -> Array:
     return (p[..., None] * (x - _times(p, x)[:, None]) ** 2).sum(1)
 
 
-def _windows(x: Array) -> Array:
+def _windows(x: Array, times: int) -> Array:
     kernel = jnp.full((5, 1, 1), 0.2)
-    return lax.conv_general_dilated(
-        x.T[..., None], kernel, (1,), "VALID", None, None, ("NWC", "WIO", "NWC")
-    )
+    rows = x[:, ::times].T[..., None]
+    for _ in range(times):
+        rows = lax.conv_general_dilated(
+            rows, kernel, (1,), "VALID", None, None, ("NWC", "WIO", "NWC")
+        )
+    return rows
 
 
-def similarity(x: Array, y: Array) -> Array:
-    """Covariances over windows, beside variances, as similarities of images have them."""
-    mx, my = _windows(x), _windows(y)
-    own = _windows(x * x) - mx**2 + _windows(y * y) - my**2
-    return (2 * (_windows(x * y) - mx * my) + 1e-3) / (own + 1e-3)
+def similarity(x: Array, y: Array, times: int = 1) -> Array:
+    """Covariances over windows, beside variances, as similarities of images have them.
+
+    Windows of windows are of every other column.
+    """
+    mean = functools.partial(_windows, times=times)
+    mx, my = mean(x), mean(y)
+    own = mean(x * x) - mx**2 + mean(y * y) - my**2
+    return (2 * (mean(x * y) - mx * my) + 1e-3) / (own + 1e-3)
 
 
-def direct_similarity(x: Array, y: Array) -> Array:
-    a, b = ((w := jnp.stack([v[k : len(v) - 4 + k] for k in range(5)])) - w.mean(0) for v in (x, y))
-    ratio = (2 * (a * b).mean(0) + 1e-3) / ((a * a).mean(0) + (b * b).mean(0) + 1e-3)
-    return ratio.T[..., None]
+def direct_similarity(x: Array, y: Array, times: int = 1) -> Array:
+    weights = functools.reduce(np.convolve, [np.full(5, 0.2, "f")] * times)[:, None, None]
+    reach = len(weights) - 1
+
+    def centred(v: Array) -> Array:
+        parts = jnp.stack([v[k : len(v) - reach + k, ::times] for k in range(reach + 1)])
+        return parts - (weights * parts).sum(0)
+
+    a, b = centred(x), centred(y)
+    own = (weights * (a * a + b * b)).sum(0)
+    return ((2 * (weights * a * b).sum(0) + 1e-3) / (own + 1e-3)).T[..., None]
 
 
 def mixture(x: Array, y: Array) -> Array:
@@ -1074,7 +1088,9 @@ def _cases() -> dict[str, Case]:
     cases["skewness"] = Case(skewness, lambda x: ((x - x.mean(0)) ** 3).mean(0), (X / 4,))
     cases["spread"] = Case(spread, direct_spread, (weights, X))
     near = X[:CENTRES] + 0.01 * Y
-    cases["similarity"] = Case(similarity, direct_similarity, (X[:CENTRES], near))
+    for times in (1, 2):
+        pair = (functools.partial(f, times=times) for f in (similarity, direct_similarity))
+        cases[f"similarity {times}"] = Case(*pair, (X[:CENTRES], near))
     cases["mixture"] = Case(mixture, direct_mixture, (X, Y))
     cases["nearest_without_norm"] = Case(
         nearest_without_norm, lambda x, y: subtracted(x, y).argmin(-1), (X, Y)

@@ -43,6 +43,9 @@ MADE: dict[str, Callable[[jax.Array], jax.Array]] = {
     "triangle": lambda x: jnp.where(jnp.tri(ROWS, WIDTH) > 0, 0.5, -1.0),
     "frequencies": lambda x: jnp.arange(ROWS)[:, None] / 10000 ** (jnp.arange(WIDTH) / WIDTH),
     "chosen": lambda x: jnp.where(x > 0, jnp.linspace(-1, 1, WIDTH), 60000.0),
+    "without infinities": jnp.nan_to_num,
+    "beyond no float": lambda x: jnp.clip(x, jnp.finfo(x.dtype).min, jnp.finfo(x.dtype).max),
+    "bounded": lambda x: jnp.clip(jnp.where(x > 0, x, 1e30), -100, 100),
 }
 
 
@@ -51,6 +54,19 @@ def test_other_products_are_narrow(name: str) -> None:
     decisions = plan_of(lambda x: MADE[name](x) @ W, "auto_mixed")(X).decisions()
     (product,) = [d for d in decisions if d.primitive == "dot_general"]
     assert product.operand is Precision.F16
+
+
+@pytest.mark.parametrize("least", [1e5, float(np.finfo(np.float32).max)])
+def test_products_of_what_a_large_number_replaces_are_not(least: float) -> None:
+    made = (
+        lambda x: jnp.where(x > 0, x, -least),
+        lambda x: jnp.where(jnp.isnan(x), 1e5, x),
+        lambda x: jnp.maximum(1e5, x),
+    )
+    for fn in made:
+        decisions = plan_of(lambda x, fn=fn: fn(x) @ W, "auto_mixed")(X).decisions()
+        (product,) = [d for d in decisions if d.primitive == "dot_general"]
+        assert product.operand is Precision.F32
 
 
 @pytest.mark.parametrize(("places", "precision"), [(2049, Precision.F16), (2050, Precision.F32)])
