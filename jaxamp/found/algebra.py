@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -364,66 +365,39 @@ class Algebra:
         """Return a key that equal values share whatever their axes are, those axes, and a factor.
 
         Values of one key are multiples of each other: each is its factor times the same. Axes that
-        all tensors have side by side are one, as what a reshape has made of it.
+        are one place of all tensors are one, as what a reshape has made of it.
         """
         if not value.terms:
             return None
         position: dict[Axis, int] = {}
-        sides = _side_by_side(value)
-        heads = {axis: run[0] for run in sides for axis in run}
+        wholes = {place[0]: place for place in _wholes(value)}
+        inner = {axis for place in wholes.values() for axis in place[1:]}
 
         def order(item: tuple[Monomial, float]) -> Any:
             return sorted((f.base, p) for f, p in item[0]), item[1]
 
-        items = sorted(value.terms.items(), key=order)
+        thinned = ((((_without(f, inner), p) for f, p in m), n) for m, n in value.terms.items())
+        items = sorted(((frozenset(m), n) for m, n in thinned), key=order)
         first = items[0][1]
         for monomial, _ in items:
             for f, _p in sorted(monomial, key=lambda fp: (fp[0].base, fp[1])):
                 for axis in itertools.chain.from_iterable(f.places):
-                    position.setdefault(heads.get(axis, axis), len(position))
-        scaled = {m: n / first for m, n in _without(value.terms, heads).items()}
+                    position.setdefault(axis, len(position))
+        scaled = {m: n / first for m, n in items}
         form = tuple((m, float(f"{n:.5g}")) for m, n in self._numbered(scaled, position))
-        runs = {run[0]: run for run in sides}
-        return form, [runs.get(axis, (axis,)) for axis in position], first
+        return form, [wholes.get(axis, (axis,)) for axis in position], first
 
 
-def _side_by_side(value: Value) -> list[Place]:
-    """Return runs of axes that are one after the other wherever a tensor extends along one."""
-    places = [p for m in value.terms for f, _ in m for p in f.places]
-    if all(len(place) < 2 for place in places):
-        return []
-    after: dict[Axis, set[Axis | None]] = {}
-    before: dict[Axis, set[Axis | None]] = {}
-    for place in places:
-        for axis, last, following in zip(place, (None, *place), (*place[1:], None), strict=False):
-            before.setdefault(axis, set()).add(last)
-            after.setdefault(axis, set()).add(following)
-    joined = {
-        axis: following
-        for axis, (following, *others) in after.items()
-        if not others and following is not None and before[following] == {axis}
-    }
-    runs: list[Place] = []
-    for axis in joined.keys() - joined.values():
-        run = [axis]
-        while run[-1] in joined:
-            run.append(joined[run[-1]])
-        runs.append(tuple(run))
-    return runs
+def _wholes(value: Value) -> list[Place]:
+    """Return places of several axes each, along which every tensor extends as a whole or not."""
+    places = {p for m in value.terms for f, _ in m for p in f.places}
+    held = Counter(itertools.chain.from_iterable(places))
+    return [p for p in places if len(p) > 1 and all(held[axis] == 1 for axis in p)]
 
 
-def _without(
-    terms: Mapping[Monomial, float], heads: Mapping[Axis, Axis]
-) -> Mapping[Monomial, float]:
-    """Return terms in which the first axis of each run stands for all of it."""
-    if not heads:
-        return terms
-
-    def thinned(factor: Factor) -> Factor:
-        places = (tuple(a for a in place if heads.get(a, a) is a) for place in factor.places)
-        return Factor(factor.base, tuple(places))
-
-    return {frozenset((thinned(f), p) for f, p in m): n for m, n in terms.items()}
+def _without(factor: Factor, axes: Collection[Axis]) -> Factor:
+    """Return a tensor that does not extend along some axes."""
+    return Factor(factor.base, tuple(tuple(a for a in p if a not in axes) for p in factor.places))
 
 
 def _sizes(axes: Iterable[Axis]) -> tuple[int, ...]:

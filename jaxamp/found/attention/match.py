@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jaxamp.found.algebra import placed
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.places import Scopes
-from jaxamp.found.values import Axis, Factor, Place, Value, single, size_of
+from jaxamp.found.values import Axis, Factor, Place, Value, refine, single, substituted
 from jaxamp.jaxprs.name_stack import is_transposed
 
 
@@ -44,7 +44,7 @@ class Held(NamedTuple):
     value: int
     places: tuple[Place, ...]  # along axes of the attention
     times: float
-    parts: Mapping[Axis, Place]  # axes of its own for some of those, as rows and columns for words
+    parts: Mapping[Axis, Place]  # what some of those are of, as rows and columns of words
 
 
 @dataclass(slots=True, eq=False)
@@ -372,30 +372,12 @@ class Matcher:
         key, axes, times = form
         found = []
         for value, has, own, number in self.index.get(key, ()):
-            named, parts = _named(own, axes)
-            if all(a in named for a in has.axes):
-                places = tuple(tuple(b for a in p for b in named[a]) for p in has.places)
+            pairs = [refine(*pair) for pair in zip(axes, own, strict=True)]
+            parts = {axis: place for refined in pairs for axis, place in (refined or {}).items()}
+            if all(a in parts for a in has.axes):
+                places = substituted(has, parts).places
                 found.append(Held(value, places, number / times, parts))
         return found
-
-
-def _named(own: Sequence[Place], wanted: Sequence[Place]) -> tuple[dict[Axis, Place], ...]:
-    """Return what axes of a value are in an attention, and where they are more the other way round.
-
-    Where some do not divide so, the rest has no names.
-    """
-    places, parts = dict[Axis, Place](), dict[Axis, Place]()
-    for run, other in zip(own, wanted, strict=True):
-        if [a.size for a in run] == [a.size for a in other]:
-            places.update((a, (b,)) for a, b in zip(run, other, strict=True))
-        elif size_of(run) == size_of(other) and len(run) == 1:
-            places[run[0]] = tuple(other)
-        elif size_of(run) == size_of(other) and len(other) == 1:
-            places.update((a, (a,)) for a in run)
-            parts[other[0]] = run
-        else:
-            break
-    return places, parts
 
 
 def _union(axes: Iterable[Axis], *factors: Factor) -> tuple[Axis, ...]:
