@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from jaxamp.found.values import (
     align,
     fresh_places,
     single,
+    substituted,
 )
 
 MOST_TERMS = 16
@@ -371,13 +372,12 @@ class Algebra:
             return None
         position: dict[Axis, int] = {}
         wholes = {place[0]: place for place in _wholes(value)}
-        inner = {axis for place in wholes.values() for axis in place[1:]}
+        inner = (axis for place in wholes.values() for axis in place[1:])
 
         def order(item: tuple[Monomial, float]) -> Any:
             return sorted((f.base, p) for f, p in item[0]), item[1]
 
-        thinned = ((((_without(f, inner), p) for f, p in m), n) for m, n in value.terms.items())
-        items = sorted(((frozenset(m), n) for m, n in thinned), key=order)
+        items = sorted(substituted(value, dict.fromkeys(inner, ())).terms.items(), key=order)
         first = items[0][1]
         for monomial, _ in items:
             for f, _p in sorted(monomial, key=lambda fp: (fp[0].base, fp[1])):
@@ -393,11 +393,6 @@ def _wholes(value: Value) -> list[Place]:
     places = {p for m in value.terms for f, _ in m for p in f.places}
     held = Counter(itertools.chain.from_iterable(places))
     return [p for p in places if len(p) > 1 and all(held[axis] == 1 for axis in p)]
-
-
-def _without(factor: Factor, axes: Collection[Axis]) -> Factor:
-    """Return a tensor that does not extend along some axes."""
-    return Factor(factor.base, tuple(tuple(a for a in p if a not in axes) for p in factor.places))
 
 
 def _sizes(axes: Iterable[Axis]) -> tuple[int, ...]:

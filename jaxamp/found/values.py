@@ -87,21 +87,20 @@ def size_of(place: Iterable[Axis]) -> int:
     return math.prod(axis.size for axis in place)
 
 
+def divided(places: Iterable[Place], parts: Mapping[Axis, Place]) -> tuple[Place, ...]:
+    """Return places with other axes in the place of some."""
+    return tuple(tuple(b for a in place for b in parts.get(a, (a,))) for place in places)
+
+
 def substituted(value: Value, parts: Mapping[Axis, Place]) -> Value:
     """Return a value with other axes in the place of some."""
     if not parts:
         return value
-
-    def place(axes: Place) -> Place:
-        if not any(a in parts for a in axes):
-            return axes
-        return tuple(itertools.chain.from_iterable(parts.get(a, (a,)) for a in axes))
-
-    def factor(f: Factor) -> Factor:
-        return Factor(f.base, tuple(map(place, f.places)))
-
-    terms = {frozenset((factor(f), p) for f, p in m): n for m, n in value.terms.items()}
-    return Value(tuple(map(place, value.places)), terms)
+    terms = {
+        frozenset((Factor(f.base, divided(f.places, parts)), p) for f, p in m): n
+        for m, n in value.terms.items()
+    }
+    return Value(divided(value.places, parts), terms)
 
 
 def renamed(value: Value) -> Value:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jaxamp.found.algebra import placed
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.places import Scopes
-from jaxamp.found.values import Axis, Factor, Place, Value, refine, single, substituted
+from jaxamp.found.values import Axis, Factor, Place, Value, divided, refine, single
 from jaxamp.jaxprs.name_stack import is_transposed
 
 
@@ -375,8 +375,8 @@ class Matcher:
             pairs = [refine(*pair) for pair in zip(axes, own, strict=True)]
             parts = {axis: place for refined in pairs for axis, place in (refined or {}).items()}
             if all(a in parts for a in has.axes):
-                places = substituted(has, parts).places
-                found.append(Held(value, places, number / times, parts))
+                held = Held(value, divided(has.places, parts), number / times, parts)
+                found.append(held)
         return found
 
 

@@ -20,7 +20,7 @@ from jaxamp.found.attention.layout import Layout, arranged, thin, thinned, thinn
 from jaxamp.found.attention.match import Bias, Found, Held, Masking, Rescaling, Step
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.places import Place as ProgramPlace
-from jaxamp.found.values import Factor, Place, size_of
+from jaxamp.found.values import Factor, Place, divided, size_of
 
 Placed = tuple[Any, Sequence[Place]]
 """An array, and the axes that it has in each place."""
@@ -129,9 +129,8 @@ class Emission:
         ((own, number),) = [form.single]  # type: ignore[misc]
         inside = dict(zip(own.places, factor.places, strict=True))
         parts = {a: inside[(a,)] for a in form.axes}
-        places = tuple(tuple(b for a in p for b in parts[a]) for p in form.places)
         array = self._read(value)
-        return (array if number == 1 else array * (1 / number)), places
+        return (array if number == 1 else array * (1 / number)), divided(form.places, parts)
 
     def value(self, value: int) -> Any:
         """Return a multiple of a result, as the program holds it."""
@@ -140,8 +139,7 @@ class Emission:
         times = held.times
         if name in ("dq", "dk"):  # those of a kernel have its scale
             times /= self.replacement.spec.scale
-        places = [tuple(b for a in p for b in held.parts.get(a, (a,))) for p in places]
-        array = arranged(result, places, held.places)
+        array = arranged(result, divided(places, held.parts), held.places)
         return array if abs(times - 1) < 1e-5 else array * jnp.asarray(times, array.dtype)
 
     def _result(self, name: str) -> Placed:
