@@ -124,10 +124,9 @@ class Scores:
         bases = [f.base for m in value.terms for f, _ in m if algebra.bases[f.base].exponentials]
         return self.is_closed(value) and not all(map(algebra.is_weight, bases))
 
-    def factors(self, unit: Unit) -> list[Value]:
-        """Return the operands of a product: single tensors, unless exponentials are in them."""
-        forms = [self.of(atom) for atom in unit.ins[:2]]
-        return [f.whole if self.is_tainted(f.whole) else f.single for f in forms]
+    def factor(self, forms: Forms) -> Value:
+        """Return an operand of a product: a single tensor, unless exponentials are in it."""
+        return forms.whole if self.is_tainted(forms.whole) else forms.single
 
     def number(self, atom: Atom) -> float | None:
         """Return the number that a small known array is in every place, as masks of heads are."""
@@ -231,14 +230,22 @@ def _scaled(scores: Scores, forms: Forms, number: float) -> Forms:
 
 
 def _mul(scores: Scores, unit: Unit) -> Forms | Value | None:
-    pair = [scores.of(a) for a in unit.ins]
+    return _times(scores, unit, [scores.of(a) for a in unit.ins])
+
+
+def _div(scores: Scores, unit: Unit) -> Forms | Value | None:
+    first, second = (scores.of(a) for a in unit.ins)
+    inverse = scores.algebra.power(scores.factor(second), -1)
+    return inverse and _times(scores, unit, [first, Forms(inverse, inverse)])
+
+
+def _times(scores: Scores, unit: Unit, pair: Sequence[Forms]) -> Forms | Value | None:
     for number, other in ((pair[0], pair[1]), (pair[1], pair[0])):
         value = number.whole.number
         if value is not None and math.isfinite(value):
             return _spread(unit, _scaled(scores, other, value))
-    factors = scores.factors(unit)
-    if any(map(scores.is_tainted, factors)):
-        return scores.algebra.multiply(*factors)
+    if any(scores.is_tainted(forms.whole) for forms in pair):
+        return scores.algebra.multiply(*map(scores.factor, pair))
     for mask, scored in (pair, pair[::-1]):
         own = mask.single.single
         if own and scores.has_product(scored.whole) and scores.is_mask(own[0]):
@@ -251,21 +258,6 @@ def _spread(unit: Unit, forms: Forms) -> Forms | None:
     """Return forms if they have the rank of the result."""
     rank = len(unit.eqn.outvars[0].aval.shape)  # type: ignore[attr-defined]
     return forms if len(forms.whole.places) == rank else None
-
-
-def _div(scores: Scores, unit: Unit) -> Forms | Value | None:
-    first, second = (scores.of(a) for a in unit.ins)
-    number = second.whole.number
-    if number is not None:
-        if not number or not math.isfinite(number):
-            return None
-        return _spread(unit, _scaled(scores, first, 1.0 / number))
-    if first.whole.number == 0:  # as what goes through a maximum, which the row's sum cancels
-        return scores.algebra.constant(0.0, unit.eqn.outvars[0].aval.shape)  # type: ignore
-    factors = scores.factors(unit)
-    if not any(map(scores.is_tainted, factors)):
-        return None
-    return scores.algebra.divide(*factors)
 
 
 def _power(scores: Scores, unit: Unit) -> Value | None:
@@ -402,7 +394,7 @@ def _dot_general(scores: Scores, unit: Unit) -> Value | Forms | None:
             number = scores.number(unit.ins[1 - index])
             if number is not None and math.isfinite(number):
                 return _scaled(scores, _beside_number(scores, unit, index), number)
-    factors = scores.factors(unit)
+    factors = [scores.factor(scores.of(atom)) for atom in unit.ins[:2]]
     if _has_free_axes(unit):
         factors = [
             scores.leaf(a) if scores.is_output(v) else v
