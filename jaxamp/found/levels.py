@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.known_arrays import Atom, KnownArrays
+from jaxamp.jaxprs.name_stack import joined_scope
 from jaxamp.jaxprs.nested import called, is_region, nested
 
 _OPENED = frozenset({"jit", "pjit", "closed_call", "call"})
@@ -37,6 +38,12 @@ class Unit:
     inside: list[Unit] | None = None  # units of an opened call
     is_whole: bool = False  # whether a call can only be emitted whole: it has a derivative rule
     around: tuple[JaxprEqn, ...] = ()  # the calls that hold it
+    outer: str = ""  # the scope of the jaxpr that is opened
+
+    @property
+    def scope(self) -> str:
+        """Its name stack, after those of the calls that hold it."""
+        return functools.reduce(joined_scope, (*self.around, self.eqn), self.outer)
 
 
 @dataclass(eq=False)
@@ -64,11 +71,11 @@ class Level:
         yield from _opened(self.units, whole=True)
 
 
-def open_level(closed: ClosedJaxpr) -> Level:
-    """Return a jaxpr, opened."""
+def open_level(closed: ClosedJaxpr, scope: str) -> Level:
+    """Return a jaxpr of some scope, opened."""
     level = Level(closed)
     level.entries = [new_value(level, v.aval) for v in closed.jaxpr.invars]
-    level.units, level.exits = open_into(level, closed, level.entries)
+    level.units, level.exits = open_into(level, closed, level.entries, scope)
     return level
 
 
@@ -95,9 +102,18 @@ def open_into(
     level: Level,
     closed: ClosedJaxpr,
     entries: Sequence[Atom],
+    scope: str,
     around: tuple[JaxprEqn, ...] = (),
 ) -> tuple[list[Unit], list[Atom]]:
-    """Return the units and results of a jaxpr, opened into a level whose values it reads."""
+    """Return the units and results of a jaxpr, opened into a level whose values it reads.
+
+    Args:
+      level: the level.
+      closed: the jaxpr, or that of a call in it.
+      entries: the values that it reads.
+      scope: that of the jaxpr.
+      around: the calls that hold the equations.
+    """
     units: list[Unit] = []
     consts = [new_value(level, var.aval) for var in closed.jaxpr.constvars]
     level.constants.update(zip(consts, closed.consts, strict=True))
@@ -105,12 +121,12 @@ def open_into(
     def visit(eqn: JaxprEqn, operands: Sequence[Atom]) -> tuple[Atom, ...]:
         ins = tuple(operands)
         if _is_opened(eqn):
-            inside, outs = open_into(level, called(eqn), ins, (*around, eqn))
+            inside, outs = open_into(level, called(eqn), ins, scope, (*around, eqn))
             is_whole = eqn.primitive.name in _RULED
-            units.append(Unit(eqn, ins, tuple(outs), inside, is_whole, around))
+            units.append(Unit(eqn, ins, tuple(outs), inside, is_whole, around, scope))
         else:
             outs = [new_value(level, v.aval) for v in eqn.outvars]
-            units.append(Unit(eqn, ins, tuple(outs), around=around))
+            units.append(Unit(eqn, ins, tuple(outs), around=around, outer=scope))
         return units[-1].outs
 
     return units, walk(closed.jaxpr, consts, entries, visit, lambda literal: literal)

@@ -109,7 +109,7 @@ def join(pair: Pair, known: KnownArrays) -> Joined:
     mine, others = map(_wired, (pair.first, pair.second))
     level = Level(mine.body)
     entries: list[Atom] = [new_value(level, v.aval) for v in mine.body.jaxpr.invars]
-    units, exits = open_into(level, mine.body, entries)
+    units, exits = open_into(level, mine.body, entries, pair.first.scope)
     _, fixed, _, sliced = mine.parts([*zip(pair.first.ins, entries, strict=True)])
     more: list[Atom] = []
     for i, (atom, var) in enumerate(zip(pair.second.ins, others.body.jaxpr.invars, strict=True)):
@@ -122,7 +122,7 @@ def join(pair: Pair, known: KnownArrays) -> Joined:
             more.append(exits[pair.links[i]])
         else:
             more.append(same[0] if same else new_value(level, var.aval))
-    later, results = open_into(level, others.body, more)
+    later, results = open_into(level, others.body, more, pair.second.scope)
     level.units = [*units, *later]
     level.exits = [a for i, a in enumerate(exits) if i < mine.carries or i in pair.kept] + results
     own = [a for i, a in enumerate(more) if i not in pair.links and isinstance(a, int)]

@@ -13,7 +13,6 @@ from jax.extend.core import Jaxpr
 
 from jaxamp.core.features import Outcome
 from jaxamp.found.levels import Level
-from jaxamp.found.places import Scopes
 from jaxamp.jaxprs.known_arrays import KnownArrays
 
 
@@ -82,8 +81,6 @@ class Kind(Protocol):
         """Return whether such a region may be in a jaxpr, or in one inside of it."""
         ...
 
-    def find(
-        self, level: Level, known: KnownArrays, scopes: Scopes
-    ) -> tuple[list[Any], list[Outcome]]:
+    def find(self, level: Level, known: KnownArrays) -> tuple[list[Any], list[Outcome]]:
         """Return the regions of a level, and what looks like one and is not replaced."""
         ...

@@ -14,7 +14,6 @@ from jaxamp.core.features import Outcome, Replaced
 from jaxamp.found.emit_level import Binding, Changes, emit_level
 from jaxamp.found.levels import Given, Level, Unit, known_in, open_level
 from jaxamp.found.pairs import Together, join, pairs_of
-from jaxamp.found.places import Scopes
 from jaxamp.found.region import Kind
 from jaxamp.jaxprs.hashing import share_rules
 from jaxamp.jaxprs.known_arrays import KnownArrays
@@ -46,20 +45,20 @@ class _Search:
         """Return a jaxpr, and those within, with its regions replaced."""
         if not self.kind.may_hold(closed.jaxpr):
             return closed
-        level = open_level(closed)
-        changes = self.changes(level, given, Scopes(level.units, scope))
+        level = open_level(closed, scope)
+        changes = self.changes(level, given)
         return emit_level(level, changes) if changes.any else closed
 
-    def changes(self, level: Level, given: Given, scopes: Scopes) -> Changes:
+    def changes(self, level: Level, given: Given) -> Changes:
         """Return what changes in a level."""
         known = known_in(level, given)
-        bodies, bindings = self._inside(level, known, scopes)
-        regions, refused = self.kind.find(level, known, scopes)
+        bodies, bindings = self._inside(level, known)
+        regions, refused = self.kind.find(level, known)
         self.outcomes += [*(region.outcome for region in regions), *refused]
         return Changes(regions, bodies, bindings)
 
     def _inside(
-        self, level: Level, known: KnownArrays, scopes: Scopes
+        self, level: Level, known: KnownArrays
     ) -> tuple[dict[Unit, list[ClosedJaxpr]], dict[Unit, Binding]]:
         """Return the jaxprs of loops, branches and the like that change, and pairs of loops."""
         bodies: dict[Unit, list[ClosedJaxpr]] = {}
@@ -74,7 +73,7 @@ class _Search:
             if not any(self.kind.may_hold(body.jaxpr) for body in inside):
                 continue
             given = _given(unit, known)
-            change = functools.partial(self._bodies, inside, given, scopes[unit])
+            change = functools.partial(self._bodies, inside, given, unit.scope)
             changed = jax_compat.within(unit.eqn, change)
             outcomes[unit] = self._taken()
             if any(new is not old for new, old in zip(changed, inside, strict=True)):
@@ -86,10 +85,7 @@ class _Search:
             if not any(o.obstacle for o in apart):
                 continue
             joined = join(pair, known)
-            own = Scopes()
-            for unit, units in zip(both, joined.units, strict=True):
-                own.enter(units, scopes[unit])
-            changes = self.changes(joined.level, joined.given, own)
+            changes = self.changes(joined.level, joined.given)
             across = self._taken()
             if changes.bindings and pair.first.eqn.primitive.name == "shard_map":
                 continue  # what loops of both hand over would need specs

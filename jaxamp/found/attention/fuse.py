@@ -24,8 +24,8 @@ from jaxamp.found.attention.match import (
 from jaxamp.found.attention.replacement import KIND, Replacement
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.attention.slopes import has_slope
-from jaxamp.found.levels import Level, live_from, made, numbers
-from jaxamp.found.places import NARROW, Place, Scopes
+from jaxamp.found.levels import Level, Unit, live_from, made, numbers
+from jaxamp.found.places import NARROW, told_otherwise, words_of
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.jaxprs.known_arrays import KnownArrays
@@ -75,29 +75,27 @@ class _Attentions:
             self._names[jaxpr] = {e.primitive.name for e in jaxpr.eqns}.union(*inside)
         return self._names[jaxpr]
 
-    def find(
-        self, level: Level, known: KnownArrays, scopes: Scopes
-    ) -> tuple[list[Replacement], list[Outcome]]:
+    def find(self, level: Level, known: KnownArrays) -> tuple[list[Replacement], list[Outcome]]:
         """Return the attentions of a level, and what looks like one."""
         self.refused = []
         scores = Scores(level, known)
-        matcher = Matcher(scores, scopes)
+        matcher = Matcher(scores)
         chosen: list[Replacement] = []
         for exponential in matcher.candidates():
-            place = scopes.place(scores.level.makers[scores.exponentials[exponential][0]])
+            unit = scores.level.makers[scores.exponentials[exponential][0]]
             found = matcher.find(exponential)
             if isinstance(found, Found):
                 if _is_transpose(found, scores):
                     continue
-                found = self._replacement(found, scores, place)
+                found = self._replacement(found, scores, unit)
             if isinstance(found, str):
-                self._refuse(place, found)
+                self._refuse(unit, found)
             elif found is not None:
                 chosen.append(found)
         return self._possible(scores, chosen), self.refused
 
-    def _refuse(self, place: Place, reason: str) -> None:
-        self.refused.append(Outcome(KIND, *place.words, reason))
+    def _refuse(self, unit: Unit, reason: str) -> None:
+        self.refused.append(Outcome(KIND, *words_of(unit), reason))
 
     def _possible(self, scores: Scores, chosen: list[Replacement]) -> list[Replacement]:
         """Return the replacements beside which nobody computes weights, or products for them."""
@@ -114,12 +112,12 @@ class _Attentions:
             if not wrong:
                 return chosen
             for replacement in wrong:
-                self._refuse(replacement.place, _why_read(scores, replacement.found))
+                self._refuse(replacement.unit, _why_read(scores, replacement.found))
             chosen = [r for r in chosen if r not in wrong]
 
-    def _replacement(self, found: Found, scores: Scores, place: Place) -> Replacement | str:
+    def _replacement(self, found: Found, scores: Scores, unit: Unit) -> Replacement | str:
         """Return how an attention is replaced, or why it is not."""
-        told = place.told_otherwise(self.policy, "attention_forward", "dot_general")
+        told = told_otherwise(unit, self.policy, "attention_forward", "dot_general")
         if obstacle := told or _unfit_arrays(found, scores):
             return obstacle
         ordered = {a for s in found.steps if isinstance(s, Masking) for a in s.factor.axes}
@@ -134,7 +132,7 @@ class _Attentions:
         if not is_sure and (obstacle := _unlike_softmax(found, scores, masked_again)):
             return obstacle
         is_zeroed = True in masked_again
-        replaced = Replacement(place, found, layout, spec, scores, rest, is_sure, is_zeroed)
+        replaced = Replacement(unit, found, layout, spec, scores, rest, is_sure, is_zeroed)
         return refusal(replaced.types(self.policy.base.dtype), spec, self.kernels) or replaced
 
 
@@ -149,7 +147,8 @@ def _unfit_arrays(found: Found, scores: Scores) -> str | None:
         return NO_PRODUCT
     parts = {found.product, *(f.base for f in added)}
     products = [u for u, e in scores.summed if found.exponential in e]
-    products += [u for b, u in scores.products.items() if b in parts]
+    homes = (home for base, (home, _) in scores.homes.items() if base in parts)
+    products += map(scores.level.makers.__getitem__, homes)
     is_explicit = any(has_explicit_precision(unit.eqn) for unit in products)
     return EXPLICIT_PRECISION if is_explicit else None
 

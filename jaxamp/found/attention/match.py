@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from jaxamp.found.algebra import placed
 from jaxamp.found.attention.scores import Scores
-from jaxamp.found.places import Scopes
 from jaxamp.found.values import Axis, Factor, Place, Value, divided, refine, single
 from jaxamp.jaxprs.name_stack import is_transposed
 
@@ -100,7 +99,6 @@ class Matcher:
     """Search for attentions in one level."""
 
     scores: Scores
-    scopes: Scopes
     index: dict[Any, list[tuple[int, Value, list[Place], float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,7 +154,7 @@ class Matcher:
     def _is_read_backward_alone(self, exponential: int) -> bool:
         """Return whether no product of the forward pass reads weights: those are of a loss."""
         units = [unit for unit, summed in self.scores.summed if exponential in summed]
-        return all(is_transposed(self.scopes[unit]) for unit in units)
+        return all(is_transposed(unit.scope) for unit in units)
 
     def _is_of_a_loss(self, found: Found) -> bool:
         """Return whether products read weights less something, and multiply it by q or k again.

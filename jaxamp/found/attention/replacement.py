@@ -19,7 +19,8 @@ from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from jaxamp.found.attention.layout import Layout, arranged, thin, thinned, thinned_to
 from jaxamp.found.attention.match import Bias, Found, Held, Masking, Rescaling, Step
 from jaxamp.found.attention.scores import Scores
-from jaxamp.found.places import Place as ProgramPlace
+from jaxamp.found.levels import Unit
+from jaxamp.found.places import words_of
 from jaxamp.found.values import Factor, Place, divided, size_of
 
 Placed = tuple[Any, Sequence[Place]]
@@ -33,7 +34,7 @@ KIND = "attention"
 class Replacement:
     """An attention with all that is needed to emit it."""
 
-    place: ProgramPlace
+    unit: Unit  # the exponential
     found: Found
     layout: Layout
     spec: AttentionSpec
@@ -47,7 +48,7 @@ class Replacement:
     def outcome(self) -> Outcome:
         """The words of reports."""
         found = self.found
-        return Outcome(KIND, *self.place.words, "", "out" in found.results, found.backward)
+        return Outcome(KIND, *words_of(self.unit), "", "out" in found.results, found.backward)
 
     @property
     def made(self) -> frozenset[int]:

@@ -48,9 +48,8 @@ class Scores:
         self.level, self.known = level, known
         self.algebra = Algebra()
         self.forms: dict[int, Forms] = {}  # per value that is more than a leaf, what it is
-        # Per tensor that is a product of arrays, the value that holds it, its form, and its unit.
+        # Per tensor that is a product of arrays, the value that holds it, and its form.
         self.homes: dict[int, tuple[int, Value]] = {}
-        self.products: dict[int, Unit] = {}
         self.summed: list[tuple[Unit, frozenset[int]]] = []  # products with exponentials of scores
         self.exponentials: dict[int, list[int]] = {}  # the values that hold each, of scores
         self.masked_again: set[int] = set()  # made of weights that are masked after the softmax
@@ -450,9 +449,7 @@ def _product(scores: Scores, unit: Unit, operands: Sequence[Value]) -> Value | N
         return None
     found, out = Value(found.places[:-1], found.terms), unit.outs[0]
     if not is_tainted and found.single and isinstance(out, int):
-        base = found.single[0].base
-        scores.homes.setdefault(base, (out, found))
-        scores.products.setdefault(base, unit)
+        scores.homes.setdefault(found.single[0].base, (out, found))
     return found
 
 

@@ -29,7 +29,7 @@ from jaxamp.found.cross_entropy.passes import (
 )
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
 from jaxamp.found.levels import Level, Unit
-from jaxamp.found.places import NARROW, Place, Scopes
+from jaxamp.found.places import NARROW, told_otherwise, words_of
 from jaxamp.found.region import Region
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.known_arrays import KnownArrays
@@ -135,9 +135,7 @@ class _Losses:
         is_known = isinstance(size, int | np.integer)  # of an exported program it may not be
         return is_known and (True in self.words.values() or 4 * size >= MATTERS)
 
-    def find(
-        self, level: Level, known: KnownArrays, scopes: Scopes
-    ) -> tuple[list[_Region], list[Outcome]]:
+    def find(self, level: Level, known: KnownArrays) -> tuple[list[_Region], list[Outcome]]:
         """Return the losses of a level, and what looks like one."""
         regions: list[_Region] = []
         refused: list[Outcome] = []
@@ -146,13 +144,13 @@ class _Losses:
                 continue
             taken = frozenset[int]().union(*(region.computed.values for region in regions))
             try:
-                regions += self._regions(unit, level, known, scopes.place(unit), taken)
+                regions += self._regions(unit, level, known, taken)
             except Stays as why:
-                refused.append(Outcome(KIND, *scopes.place(unit).words, str(why)))
+                refused.append(Outcome(KIND, *words_of(unit), str(why)))
         return regions, refused
 
     def _regions(
-        self, unit: Unit, level: Level, known: KnownArrays, place: Place, taken: frozenset[int]
+        self, unit: Unit, level: Level, known: KnownArrays, taken: frozenset[int]
     ) -> list[_Region]:
         """Return the passes of the loss of a product; raise `Stays` where they are not emitted."""
         why: Stays | None = None
@@ -167,7 +165,7 @@ class _Losses:
             number = None
             if len(passes) == 1 and not passes[0].backward and self.policy.base is Precision.BF16:
                 number = one_number(passes[0], level)
-            regions = self._worthwhile(logits, passes, number, place)
+            regions = self._worthwhile(logits, passes, number)
             for region in regions:
                 region.emitted = as_typed(region.emitted, unit.eqn.outvars[0].aval, level.avals)
             return regions
@@ -175,20 +173,18 @@ class _Losses:
             raise why
         return []
 
-    def _word(self, place: Place) -> Any:
-        """Return the policy's word for a place."""
-        if (told := place.told_otherwise(self.policy, "dot_general")) is not None:
+    def _word(self, unit: Unit) -> Any:
+        """Return the policy's word for a product."""
+        if (told := told_otherwise(unit, self.policy, "dot_general")) is not None:
             raise Stays(told)
-        words = (w for scope, w in self.words.items() if scope_matches(scope, place.words[0]))
+        words = (w for scope, w in self.words.items() if scope_matches(scope, words_of(unit)[0]))
         if (word := next(words, None)) is False:
             raise Stays("loss_in_chunks is False here")
         return word
 
-    def _worthwhile(
-        self, logits: Logits, passes: list[Pass], number: int | None, place: Place
-    ) -> list[_Region]:
+    def _worthwhile(self, logits: Logits, passes: list[Pass], number: int | None) -> list[_Region]:
         """Return the passes as they are emitted."""
-        word, devices = self._word(place), self._devices(logits)
+        word, devices = self._word(logits.unit), self._devices(logits)
         if word is None and devices > 1 and jax.default_backend() == "cpu":
             raise Stays("there are several devices, and a CPU would add up over them in each chunk")
         backward = any(made.backward for made in passes)
@@ -211,7 +207,7 @@ class _Losses:
         words = logits.words if sizes.slices == 1 else 0  # no device has a part of what is cut
         division = Division(logits.rows.length, chunks, words, in_rows, sizes.slices)
         told = {"backward": backward, "saved": saved, "slower": slower, "chunks": chunks}
-        outcome = Loss(KIND, *place.words, **told)
+        outcome = Loss(KIND, *words_of(logits.unit), **told)
         emitted: Any = functools.partial(as_written, again=not backward)
         if number is not None:
             emitted = functools.partial(differentiated, number=number)
