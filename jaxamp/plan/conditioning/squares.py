@@ -65,7 +65,7 @@ class Squares:
     def _move(self, node: Node) -> None:
         for source, out in node.moves:
             if source in self.pairs and node.link is not Link.BACK:
-                is_sum = node.link is None and self.arrays.whole[out] == out
+                is_sum = node.name == "gather" or node.name in REDUCTIONS  # a diagonal has sums
                 found = self.pairs[source]
                 self.pairs[out] = _summed(found) if is_sum else found
 
@@ -160,8 +160,9 @@ class Squares:
     def _multiplies(self, node: Node, pair: frozenset[int]) -> bool:
         """Return whether a product multiplies the arrays of a pair."""
         read = node.ins[:2]
-        arrays = {self.origins[v] for v in read}.union(*(p.arrays for p in self._of(*read)))
-        return pair <= arrays.union(*map(self._factors, read))
+        arrays = {self.origins[v] for v in read}
+        factors = (p.arrays for p in self._of(*read) if not p.summed)
+        return pair <= arrays.union(*factors, *map(self._factors, read))
 
     def _terms(self, value: int) -> Sequence[int]:
         """Return what a value is a sum or a multiple of, unless it is a product."""

@@ -89,7 +89,10 @@ def _reduce(graph: Graph, bits: bytearray, node: Node) -> None:
 def _elementwise(graph: Graph, bits: bytearray, node: Node) -> None:
     (out,) = node.outs
     arriving = union(bits, node.ins)
-    found = bits[out] & (STATE | DENSE | SOLVED) | arriving & (DENSE | SOLVED)
+    found = bits[out] & (STATE | DENSE | SOLVED) | arriving & DENSE
+    # A solution to which an activation is added is one, as in a network's residual stream.
+    if not any(bits[i] & (DENSE | SOLVED) == DENSE for i in node.ins):
+        found |= arriving & SOLVED
     if arriving & STATE and _is_state(graph, bits, node):
         found |= STATE
     if arriving & STATISTIC and not found & DENSE:

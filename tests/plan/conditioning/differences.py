@@ -981,6 +981,18 @@ def norm_after_layer(x: Array, w: Array) -> Array:
     return h @ w.T
 
 
+def stream_of_norms(x: Array, w: Array) -> Array:
+    """A layer multiplies sums of squares, not what these are of."""
+    h = jnp.sqrt((x**2).sum(-1, keepdims=True) + jnp.arange(float(WIDTH)))
+    return h + jax.nn.relu(h @ w)
+
+
+def stream_of_products(x: Array, w: Array) -> Array:
+    """Nor does it cancel a part of a Gram matrix that it reads."""
+    h = (x @ x.T)[:, :WIDTH]
+    return h + jax.nn.relu(h @ w)
+
+
 def polynomial(x: Array, w: Array) -> Array:
     return x**2 + x @ w + (x @ w) * x
 
@@ -1054,6 +1066,7 @@ NARROW: dict[str, Case] = {
                 *(parallel_layers, penalized, scaled_residual, norm_after_layer, polynomial),
                 *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
                 *(tied_layers, linear_residual, off_diagonal, masked_projection),
+                *(stream_of_norms, stream_of_products),
             )
         ),
     )

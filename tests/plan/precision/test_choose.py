@@ -53,6 +53,18 @@ def test_derivatives_of_narrow_operands_are_rounded_once(program: Program, low: 
     assert off < CLASSES["deep"] * BY_ORDER[1] * EPS[low]
 
 
+def test_layers_that_follow_a_solution_in_a_stream_are_narrow() -> None:
+    def stream(x: jax.Array, w: jax.Array) -> jax.Array:
+        h = jnp.linalg.qr(x)[0]
+        for _ in range(3):
+            h = h + jnp.tanh(h @ w)
+        return h
+
+    decisions = plan_of(stream)(X, W).decisions()
+    operands = [d.operand for d in decisions if d.primitive == "dot_general"]
+    assert operands[-3:] == [Precision.F32, Precision.BF16, Precision.BF16]
+
+
 @pytest.mark.parametrize(
     "policy",
     [
