@@ -86,12 +86,12 @@ class Emitter:
     def run(self, units: Sequence[Unit]) -> None:
         """Emit units, and what regions make where the program has it."""
         for unit in units:
-            if unit.inside is not None and not unit.is_whole:
-                self._call(unit)
-                continue
-            if unit in self.units and not self._is_done(unit):
+            if not self._is_done(unit) and self.stays(unit):
                 with jax_compat.emitting(unit.eqn):
-                    self.bind(unit)
+                    if self.is_opened(unit):
+                        self.run(unit.inside or ())
+                    else:
+                        self.bind(unit)
             for value in numbers(unit.outs):
                 if value in self.held and value in self.live and value not in self.env:
                     with jax_compat.emitting(unit.eqn):
@@ -107,27 +107,19 @@ class Emitter:
         outs = numbers(unit.outs)
         return bool(outs) and all(value in self.env for value in outs)
 
-    def _call(self, unit: Unit) -> None:
-        if self._is_done(unit):
-            return
-        if self.is_opened(unit):
-            with jax_compat.emitting(unit.eqn):
-                self.run(unit.inside or ())
-        elif self.is_bound(unit):
-            with jax_compat.emitting(unit.eqn):
-                self.bind(unit)
-
-    def is_bound(self, unit: Unit) -> bool:
-        """Return whether a call has anything that stays."""
+    def stays(self, unit: Unit) -> bool:
+        """Return whether an equation stays, or anything in a call."""
+        if not unit.is_call:
+            return unit in self.units
         return any(
             u in self.units or any(a in self.held and a in self.live for a in numbers(u.outs))
             for u in leaves(unit)
         )
 
     def is_opened(self, unit: Unit) -> bool:
-        """Return whether anything changes in a call, so that its equations are emitted alone."""
+        """Return whether anything changes in a call that stays: its equations are emitted alone."""
         outs = numbers(unit.outs)
-        return self.is_bound(unit) and any(
+        return unit.is_call and any(
             (u in self.units) != (u in self._before)
             or u in self.changes.bodies
             or u in self.changes.bindings

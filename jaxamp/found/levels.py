@@ -41,6 +41,11 @@ class Unit:
     outer: str = ""  # the scope of the jaxpr that is opened
 
     @property
+    def is_call(self) -> bool:
+        """True for a call whose equations may be emitted alone."""
+        return self.inside is not None and not self.is_whole
+
+    @property
     def scope(self) -> str:
         """Its name stack, after those of the calls that hold it."""
         return functools.reduce(joined_scope, (*self.around, self.eqn), self.outer)

@@ -321,8 +321,6 @@ def _crossing(joined: Joined, changes: Changes) -> _Crossing:
 def _reads(emitter: Emitter, units: Sequence[Unit]) -> Iterator[int]:
     """Yield what units read as they are emitted."""
     for unit in units:
-        is_call = unit.inside is not None and not unit.is_whole
-        if is_call and emitter.is_opened(unit):
-            yield from _reads(emitter, unit.inside or ())
-        elif emitter.is_bound(unit) if is_call else unit in emitter.units:
-            yield from numbers(unit.ins)
+        if emitter.stays(unit):
+            is_opened = emitter.is_opened(unit)
+            yield from _reads(emitter, unit.inside or ()) if is_opened else numbers(unit.ins)
