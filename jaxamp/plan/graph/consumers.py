@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, KeysView, Sequence
 
 from jaxamp.core.taxonomy import Trait
@@ -64,13 +65,14 @@ def find_drawn(graph: Graph) -> frozenset[int]:
 
 
 def find_factors(graph: Graph) -> frozenset[int]:
-    """Return the results of matrix factorizations, except of samples.
+    """Return the results of matrix factorizations, except of samples, and but for `q` of `qr`.
 
-    Orthogonal initial weights are a factor of a random matrix, and no solution.
+    Orthogonal weights, initial ones or of a layer, are a factor and no solution.
     """
     nodes = [node for node in graph.nodes if node.trait is Trait.LINALG]
     drawn = find_drawn(graph) if nodes else _NONE
-    return frozenset(v for node in nodes if not drawn.issuperset(node.ins) for v in node.outs)
+    made = (n.outs[n.name == "qr" :] for n in nodes if not drawn.issuperset(n.ins))
+    return frozenset(itertools.chain.from_iterable(made))
 
 
 def find_parts(

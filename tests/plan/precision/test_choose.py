@@ -55,7 +55,7 @@ def test_derivatives_of_narrow_operands_are_rounded_once(program: Program, low: 
 
 def test_layers_that_follow_a_solution_in_a_stream_are_narrow() -> None:
     def stream(x: jax.Array, w: jax.Array) -> jax.Array:
-        h = jnp.linalg.qr(x)[0]
+        h = jnp.linalg.solve(x, x.T)
         for _ in range(3):
             h = h + jnp.tanh(h @ w)
         return h
@@ -63,6 +63,15 @@ def test_layers_that_follow_a_solution_in_a_stream_are_narrow() -> None:
     decisions = plan_of(stream)(X, W).decisions()
     operands = [d.operand for d in decisions if d.primitive == "dot_general"]
     assert operands[-3:] == [Precision.F32, Precision.BF16, Precision.BF16]
+
+
+def test_orthogonal_weights_are_narrow() -> None:
+    (product,) = (
+        d
+        for d in plan_of(lambda x, w: x @ jnp.linalg.qr(w)[0])(X, W).decisions()
+        if d.primitive == "dot_general"
+    )
+    assert product.operand is Precision.BF16
 
 
 @pytest.mark.parametrize(
