@@ -102,11 +102,8 @@ class Scores:
         bases = [self.algebra.bases[f.base] for m in value.terms for f, _ in m]
         return any(b.kind in ("sum", "masked") and not b.exponentials for b in bases)
 
-    def operands(self, unit: Unit) -> list[Value]:
-        """Return operands of arithmetic: as sums where those are scores or weights."""
-        return [self._operand(self.of(a)) for a in unit.ins]
-
-    def _operand(self, forms: Forms) -> Value:
+    def term(self, forms: Forms) -> Value:
+        """Return an operand of a sum: as a sum where that is scores or weights."""
         whole = forms.whole
         if whole.number is not None or self.is_tainted(whole) or self.has_product(whole):
             return whole
@@ -171,7 +168,7 @@ class Scores:
 
 def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
     def rule(scores: Scores, unit: Unit) -> Value | None:
-        first, second = scores.operands(unit)
+        first, second = (scores.term(scores.of(a)) for a in unit.ins)
         masked = _masked_sum(scores, first, second, number)
         if masked is None and number == 1:
             masked = _masked_sum(scores, second, first, 1.0)
