@@ -147,7 +147,7 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
 def _find_sums_of_products(findings: Findings, others: Callable[[Node], list[int]]) -> set[int]:
     """Return whole sums of several narrow products, without a bias, that nothing else reads.
 
-    So none is a residual stream, on which a later product depends.
+    So none is a residual stream, on which a later product depends, nor what a loop adds up.
     """
     graph, provenance, _, _ = findings.flow
 
@@ -162,7 +162,8 @@ def _find_sums_of_products(findings: Findings, others: Callable[[Node], list[int
         return is_sum and all(len(graph.readers[v]) == 1 for v in node.ins)
 
     parts = find_parts(graph, product, adds_up)
-    added = {v for node in graph.nodes if node.name in SUMS for v in node.ins}
+    adds_on = (n for n in graph.nodes if n.name in SUMS or n.link is Link.BACK)
+    added = {v for node in adds_on for v in node.ins}
     return {v for v, found in parts.items() if len(found) > 1 and v not in added}
 
 
