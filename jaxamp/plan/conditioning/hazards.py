@@ -79,8 +79,7 @@ class Hazards:
                 return Constraint(
                     "quotient of a possibly small divisor: may overflow f16", Guard.RANGE
                 )
-        is_whole = Guard.EXACT_INTEGER in guards and union(graph.whole, outs)
-        if is_whole and any(is_inexact(graph, v, low) for v in outs):
+        if Guard.EXACT_INTEGER in guards and any(is_inexact(graph, v, low) for v in outs):
             return Constraint(
                 f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER
             )

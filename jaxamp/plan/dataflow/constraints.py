@@ -80,7 +80,8 @@ def misstated(
     """Yield why a format makes other numbers of some values: infinities, or other integers."""
     if union(provenance.bits, values) & LARGE:
         yield Constraint(f"a constant is beyond {low.short}", Guard.RANGE)
-    if any(not provenance.dense[v] and _is_beyond(graph, v, low) for v in values):
+    bounds = (end for v in values if not provenance.dense[v] for end in graph.ranges[v])
+    if any(_overflows(low, end) for end in bounds):
         yield Constraint(f"known numbers are beyond {low.short}", Guard.RANGE)
     if any(is_inexact(graph, v, low) for v in values):
         yield Constraint(f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
@@ -99,11 +100,6 @@ def _is_scaled_beyond(graph: Graph, value: int, low: Precision) -> bool:
     """Return whether a reader multiplies a value by a number beyond a format's range."""
     factors = [factor(graph, value, reader) for reader in graph.readers[value]]
     return any(f is not None and _overflows(low, f) for f in factors)
-
-
-def _is_beyond(graph: Graph, value: int, low: Precision) -> bool:
-    """Return whether a value has known bounds, one of them beyond a format's range."""
-    return any(_overflows(low, end) for end in graph.ranges[value])
 
 
 def _overflows(low: Precision, number: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, KeysView, Sequence
 
 from jaxamp.core.taxonomy import Trait
@@ -71,8 +70,8 @@ def find_factors(graph: Graph) -> frozenset[int]:
     """
     nodes = [node for node in graph.nodes if node.trait is Trait.LINALG]
     drawn = find_drawn(graph) if nodes else _NONE
-    made = (n.outs[n.name == "qr" :] for n in nodes if not drawn.issuperset(n.ins))
-    return frozenset(itertools.chain.from_iterable(made))
+    nodes = [node for node in nodes if not drawn.issuperset(node.ins)]
+    return frozenset(v for node in nodes for v in node.outs[node.name == "qr" :])
 
 
 def find_parts(
