@@ -22,6 +22,7 @@ from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.findings import Draft, Findings, Steering
+from jaxamp.plan.graph.consumers import find_factors
 from jaxamp.plan.graph.graph import Frame, Graph, sites_of
 from jaxamp.plan.graph.unfold import unfold
 from jaxamp.plan.precision.buffers import narrow_buffers
@@ -81,6 +82,7 @@ def make_plan(
     graph.later.update(v for v, is_later in zip(frame.entries, later, strict=False) if is_later)
     graph.deciding = deciding
     find_ranges(graph)
+    find_factors(graph)
     find_precise_products(graph)
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or (), forms=forms)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.scipy.linalg import cho_factor, cho_solve
+from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jax.scipy.sparse.linalg import cg
 
 from jaxamp import amp, plan_of, report
@@ -248,3 +248,49 @@ def test_weights_that_are_drawn_orthogonal_are_no_solution() -> None:
     decisions = plan_of(run)(jax.random.key(0), FIELD[0, ..., 0]).decisions()
     products = [d.operand for d in decisions if d.primitive == "dot_general"]
     assert products == [Precision.BF16] * len(products) != []
+
+
+def delta_rule(x: jax.Array, ws: jax.Array) -> jax.Array:
+    """Keys and values that a state learns by the delta rule, in chunks of eight.
+
+    See: Yang et al., "Parallelizing linear transformers with the delta rule over sequence length",
+    arXiv:2406.06484.
+    """
+    q, k, v = (jnp.stack(jnp.split(x @ w, 4)) for w in ws)
+    k = k * lax.rsqrt(jnp.sum(k * k, -1, keepdims=True) + 1e-6)
+    lower = jnp.tril(k @ k.mT, -1)
+    eye = jnp.broadcast_to(jnp.eye(x.shape[0] // 4), lower.shape)
+    inverse = solve_triangular(lower + eye, eye, lower=True, unit_diagonal=True)
+
+    def chunk(state: jax.Array, read: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        q, k, u, w = read
+        new = u - w @ state
+        return state + k.T @ new, q @ state + jnp.tril(q @ k.T) @ new
+
+    reads = q, k, inverse @ v, inverse @ k
+    return lax.scan(chunk, jnp.zeros((x.shape[1],) * 2), reads)[1].reshape(x.shape) @ ws[0]
+
+
+@pytest.mark.parametrize("order", ["amp(f)", "amp(grad(f))"])
+def test_a_recurrence_is_solved_and_no_matrix_is_factored(order: str) -> None:
+    """A triangle with ones on its diagonal that no factorization made: all products are narrow.
+
+    But for one of JAX's own in the derivative of the solve, which asks for its precision.
+    """
+    x, ws = jnp.asarray(DRAW.normal(4 * WIDTH, SIDE)), DRAW.normal(3, SIDE, SIDE, scale=0.25)
+    program = delta_rule if order == "amp(f)" else jax.grad(lambda *a: (delta_rule(*a) ** 2).mean())
+    products = [d for d in plan_of(program)(x, ws).decisions() if d.primitive == "dot_general"]
+    assert {d.operand for d in products if not d.eqn.params["precision"]} == {Precision.BF16}
+
+
+def test_a_factor_is_one_with_ones_on_its_diagonal_too() -> None:
+    """As those of `jnp.linalg.solve` and `lu_solve`, whose products stay float32."""
+
+    def solved(a: jax.Array, b: jax.Array) -> jax.Array:
+        factors, _, permutation = lax.linalg.lu(a @ a.T + jnp.eye(SIDE))
+        first = solve_triangular(factors, (b @ b)[permutation], lower=True, unit_diagonal=True)
+        return first @ b
+
+    decisions = plan_of(solved)(SQUARE, INNER).decisions()
+    operands = [d.operand for d in decisions if d.primitive == "dot_general"]
+    assert operands == [Precision.F32] * 3

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.arrays import Arrays, multiplies
 from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.consumers import descendants, is_square
@@ -41,7 +42,8 @@ def find_remainders(
         if is_form or any(map(balanced.has, node.ins)):
             found.update(dict.fromkeys((node, *_factors(arrays, node.ins)), node.ins))
             differences.update(node.outs)
-    solved = {out for name in _SOLVERS for n in graph.named.get(name, ()) for out in n.outs}
+    solves = (n for name in _SOLVERS for n in graph.named.get(name, ()))
+    solved = {v for n in solves for v in n.outs if n.trait is Trait.SOLVER or v in graph.factors}
     for one, other in (*arrays.differences(), *arrays.distances(cancelled)):
         if solved and (read := _multiplied(arrays, other, solved)):
             # Products that a solver reads are float32 whatever their share, and so are these.
@@ -72,13 +74,19 @@ def _multiplied(arrays: Arrays, value: int, solved: set[int]) -> Sequence[int]:
 
 
 def _is_residual(arrays: Arrays, value: int, of: int) -> bool:
-    """Return whether a value is `a @ x` of a solution `x`, which `a` and the array made."""
+    """Return whether a value is `a @ x` of a solution `x`, which `a` and the array made.
+
+    Not if each iteration of a loop has an `a` of its own: a state that learns pairs, by the delta
+    rule, one or some at a time, solves for none of them.
+    """
     if (node := arrays.product(value)) is None:
         return False
-    one, other = (arrays.origins[v] for v in node.ins[:2])
     return any(
-        all(arrays.is_linear(x, (made_of,), sums=True) for made_of in (of, a))
-        for x, a in ((one, other), (other, one))
+        not any(n.link is Link.SLICE for n, _ in arrays.path(a))
+        and all(
+            arrays.is_linear(arrays.origins[x], (v,), sums=True) for v in (of, arrays.origins[a])
+        )
+        for x, a in (node.ins[:2], node.ins[1::-1])
     )
 
 

@@ -14,7 +14,6 @@ from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.arrays import Arrays
 from jaxamp.plan.dataflow.constraints import READS_SOLUTION, Constraint
-from jaxamp.plan.graph.consumers import find_factors
 from jaxamp.plan.graph.graph import Graph, Link, Node
 from jaxamp.plan.graph.sweeps import mark, union
 
@@ -50,7 +49,7 @@ def find_solver_steps(graph: Graph, products: Sequence[Node]) -> dict[Node, Cons
 
 def find_solved(arrays: Arrays, products: Sequence[Node]) -> dict[Node, Constraint]:
     """Return the products that read what a factorization made, or a solver that reads one."""
-    made, origins = set(find_factors(arrays.graph)), arrays.origins
+    made, origins = arrays.graph.factors.copy(), arrays.origins
 
     def reads(node: Node) -> bool:
         return any(origins[value] in made for value in node.ins)

@@ -9,7 +9,6 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.ranges import NEVER
-from jaxamp.plan.graph.consumers import find_factors
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import column, forward, mark, union
 
@@ -58,7 +57,7 @@ def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
             bits[carry.result] |= STATE
     for value in graph.activations:
         bits[value] |= graph.is_float32[value] * DENSE
-    mark(bits, find_factors(graph), SOLVED)
+    mark(bits, graph.factors, SOLVED)
     for node in forward(graph, bits):
         _TRANSFER[node.role](graph, bits, node)
     return Provenance(bits)

@@ -126,7 +126,7 @@ def find_uses(
             if node in lookups:
                 bits[node.ins[2]] |= REACHES
             if node.role is Role.FIXED:
-                mark(bits, _factored(node), FEEDS_FACTORIZATION)
+                mark(bits, _factored(graph, node), FEEDS_FACTORIZATION)
     return Uses(bits.translate(_SETTLED))
 
 
@@ -175,14 +175,14 @@ def _propagated(
     return passed
 
 
-def _factored(node: Node) -> tuple[int, ...]:
+def _factored(graph: Graph, node: Node) -> tuple[int, ...]:
     """Return the operands that a node factors or, as a solver does, multiplies in each iteration.
 
     A right-hand side is none of them: the error of the solution is that of the right-hand side.
     """
     if node.trait is Trait.SOLVER:
         return node.ins[: sum(node.eqn.params["const_lengths"])]
-    return node.ins if node.trait is Trait.LINALG else ()
+    return () if graph.factors.isdisjoint(node.outs) else node.ins
 
 
 def _move(graph: Graph, bits: bytearray, node: Node, given: int) -> None:

@@ -63,15 +63,25 @@ def find_drawn(graph: Graph) -> frozenset[int]:
     return bits.union(v for v, origin in origins.items() if origin in bits)
 
 
-def find_factors(graph: Graph) -> frozenset[int]:
-    """Return the results of matrix factorizations, except of samples, and but for `q` of `qr`.
+def find_factors(graph: Graph) -> None:
+    """Enter the results of factorizations and solves, except of samples, and but for `q` of `qr`.
 
-    Orthogonal weights, initial ones or of a layer, are a factor and no solution.
+    Orthogonal weights, initial ones or of a layer, are a factor and no solution. A triangle with a
+    diagonal of ones that is no factor is a recurrence, `x[i] = b[i] - sum(a[i, :i] * x[:i])`, as of
+    the delta rule in chunks: its terms may be rounded as those of any loop.
     """
-    nodes = [node for node in graph.nodes if node.trait is Trait.LINALG]
-    drawn = find_drawn(graph) if nodes else _NONE
-    nodes = [node for node in nodes if not drawn.issuperset(node.ins)]
-    return frozenset(v for node in nodes for v in node.outs[node.name == "qr" :])
+    if not any(node.trait is Trait.LINALG for node in graph.nodes):
+        return
+    drawn, made = find_drawn(graph), set[int]()  # `made` of factors, without a product
+    for node in graph.nodes:
+        if node.trait is not Trait.LINALG:
+            is_made = node.role is not Role.CONTRACT and not made.isdisjoint(node.ins)
+            made.update(node.outs if is_made else ())
+        elif not drawn.issuperset(node.ins):
+            is_recurrence = node.eqn.params.get("unit_diagonal") and node.ins[0] not in made
+            factors = () if is_recurrence else node.outs[node.name == "qr" :]
+            made.update(factors)
+            graph.factors.update(factors)
 
 
 def find_parts(

@@ -180,6 +180,7 @@ class Graph:
       carries: carries of all loops.
       precise: products that are not to be rounded, each with why; see `precise_products.py`.
       unrounded: what these read.
+      factors: results of matrix factorizations and solves; see `consumers.py`.
       written: results of products of numbers that the program makes of known ones.
       deciding: products elsewhere that decide when a loop stops; see `repeated_decisions.py`.
       readers: per value, the nodes that read it, in program order.
@@ -212,6 +213,7 @@ class Graph:
     carries: list[Carry] = field(default_factory=list)
     precise: dict[Node, Any] = field(default_factory=dict)
     unrounded: set[int] = field(default_factory=set)
+    factors: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     deciding: frozenset[Hashable] = frozenset()
     readers: list[list[Node]] = field(default_factory=list)
