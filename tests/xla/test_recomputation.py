@@ -334,6 +334,8 @@ def test_a_gate_beside_its_other_factor_has_no_barrier_on_gpu(large: Any) -> Non
 
     counts = [barriers(amp(jax.grad(fn), POLICY), large, "cuda") for fn in (loss, alone)]
     assert counts == [0, 1]
+    wide = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 3072, 3072), (8192, 3072))]
+    assert barriers(amp(jax.grad(loss), POLICY), wide, "cuda") == 1  # XLA joins no such products
 
 
 @pytest.mark.parametrize("rows", [4096, 64])

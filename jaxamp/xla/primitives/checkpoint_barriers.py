@@ -151,7 +151,9 @@ def needs_barrier(
 # Chosen by what JAX 0.10.2 compiles for an H200:
 # `python -m benchmarks.techniques --target h200 --only all recomputation-barriers`.
 _RATIO = 16  # parameters and statistics of rows are at least so many times smaller
-_JOINED = 2**25  # XLA joins products of 64 MiB (`xla_gpu_dot_merger_threshold_mb`), in 16 bits
+# XLA joins products that take 64 MiB with what they read (`xla_gpu_dot_merger_threshold_mb`):
+# 48 MiB in 16 bits, of three times as many columns as the activation has.
+_JOINED = 3 * 2**23
 
 
 def _needs_barrier(context: Any, jaxpr: Jaxpr) -> list[bool]:
