@@ -118,6 +118,10 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
         lambda x: lax.with_sharding_constraint(x, jax.sharding.SingleDeviceSharding(DEVICE)),
         {"sharding": lambda v: v.num_devices == 1},
     ),
+    "triangular_solve": (
+        lambda x: lax.linalg.triangular_solve(x, x, left_side=True, unit_diagonal=True),
+        {"unit_diagonal": lambda v: v is True},
+    ),
     "transpose": (lambda x: x.T, {"permutation": lambda v: v == (1, 0)}),
     "while": (
         lambda x: lax.while_loop(
