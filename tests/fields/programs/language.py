@@ -144,10 +144,14 @@ def linear_attention(params, x, target):
 
 
 @program(
-    lambda d: (_decoder(d), _decoder(d), d.integers(64, 4, 40), d.integers(64, 4, 40)), aux=True
+    lambda d: (_decoder(d), _decoder(d), d.integers(64, 16, 40), d.integers(64, 16, 40)), aux=True
 )
 def direct_preference(params, reference, chosen, rejected):
-    """Sums of log-probabilities near -160, as differences of differences."""
+    """Sums of log-probabilities near -160, as differences of differences.
+
+    The largest error of four pairs is chance: 5.4 times that of rounded products in one order here,
+    1.3 times in the median of six points nearby. That of sixteen is not.
+    """
     policy = _log_probabilities(params, chosen).sum(-1) - _log_probabilities(params, rejected).sum(
         -1
     )
