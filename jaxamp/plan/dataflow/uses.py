@@ -11,33 +11,6 @@ from jaxamp.plan.graph.consumers import is_exact
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import backward, column, mark, union
 
-
-def find_states(graph: Graph) -> list[Carry]:
-    """Return the states of while loops that are in no other while loop.
-
-    What a loop keeps beside its state and replaces, such as the value of an objective or whether to
-    go on, is none; nor is what it only chooses from, such as the best value so far.
-    """
-    carries = [c for c in graph.carries if c.inner in graph.solving and graph.is_float32[c.inner]]
-    if not carries:
-        return []
-    # One bit for each carry: whether a value may be that carry, and whether it is computed from it.
-    same, made = [0] * len(graph.avals), [0] * len(graph.avals)
-    for place, carry in enumerate(carries):
-        same[carry.inner] = 1 << place
-    for node in graph.nodes:
-        if node.link is Link.BACK:
-            continue
-        chosen, computed = union(same, node.ins), union(made, node.ins)
-        if not (is_exact(node) or node.role is Role.LINK):
-            chosen, computed = 0, computed | chosen
-        for out in node.outs:
-            if graph.is_float32[out]:
-                same[out] |= chosen
-                made[out] |= computed
-    return [carry for place, carry in enumerate(carries) if made[carry.out] >> place & 1]
-
-
 ESCAPES = 1  # becomes a result by elementwise operations and movement alone
 STOPS_LOOP = 2  # decides when a loop stops
 FEEDS_FACTORIZATION = 4  # a factorization, or the operator that a solver iterates on, needs it
@@ -107,7 +80,7 @@ def find_uses(
     mark(bits, repeated, STOPS_LOOP)
     lookups = find_transposed_lookups(graph, provenance)
     keeping = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
-    states = {carry.out: carry.result for carry in find_states(graph)}
+    states = {carry.out: carry.result for carry in _find_states(graph)}
     for node in backward(graph, bits):
         given = union(bits, node.outs)
         if not _is_needed(given, node):
@@ -209,6 +182,32 @@ def _jumps(graph: Graph, node: Node) -> bool:
 
 def _selects_index(graph: Graph, node: Node) -> bool:
     return node.trait is Trait.EXTREMUM and any(graph.kinds[v] in "iu" for v in node.outs)
+
+
+def _find_states(graph: Graph) -> list[Carry]:
+    """Return the states of while loops that are in no other while loop.
+
+    What a loop keeps beside its state and replaces, such as the value of an objective or whether to
+    go on, is none; nor is what it only chooses from, such as the best value so far.
+    """
+    carries = [c for c in graph.carries if c.inner in graph.solving and graph.is_float32[c.inner]]
+    if not carries:
+        return []
+    # One bit for each carry: whether a value may be that carry, and whether it is computed from it.
+    same, made = [0] * len(graph.avals), [0] * len(graph.avals)
+    for place, carry in enumerate(carries):
+        same[carry.inner] = 1 << place
+    for node in graph.nodes:
+        if node.link is Link.BACK:
+            continue
+        chosen, computed = union(same, node.ins), union(made, node.ins)
+        if not (is_exact(node) or node.role is Role.LINK):
+            chosen, computed = 0, computed | chosen
+        for out in node.outs:
+            if graph.is_float32[out]:
+                same[out] |= chosen
+                made[out] |= computed
+    return [carry for place, carry in enumerate(carries) if made[carry.out] >> place & 1]
 
 
 def _iterate(bits: bytearray, out: int, result: int) -> None:
