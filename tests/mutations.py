@@ -179,6 +179,12 @@ MUTATIONS = (
         "tests/plan/conditioning/test_topk_stability.py",
     ),
     Mutation(
+        "plan/conditioning/amplification.py",
+        "return bool(is_cotangent and not self.made[out] & PROPAGATED)",
+        "return False",
+        "tests/plan/conditioning/test_derivatives_of_losses.py",
+    ),
+    Mutation(
         "plan/conditioning/singularities.py",
         "return AT_NUMBER | given & AT_BOUND",
         "return given",

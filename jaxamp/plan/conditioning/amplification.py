@@ -8,6 +8,10 @@ index taken from an order, or a difference that may cancel. A sum of parts of on
 and scaled, as of neighbours in a stencil, may cancel in any case: then it does not help to be
 linear in a result of Compute, only to be one. So may what is squared before a difference. The facts
 of single primitives are in `core/taxonomy.py`.
+
+The derivative of a loss is computed as the loss is, up to the first product of the backward pass:
+where a model is right, cotangents nearly cancel, as of probabilities with those that were to be
+predicted, or of a value with the next in time.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import NamedTuple
 
 from jaxamp.core.semantics import Linear, Rounding
 from jaxamp.core.taxonomy import Trait
+from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.conditioning.squares import CANCELLED
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.graph.consumers import SUMS, Parts, find_origins, find_parts, is_square
@@ -33,6 +38,7 @@ ORDERED = 16  # what amplifies is an order that an index is taken from
 LINEAR = 1  # a result of Compute, or linear in such
 BOUNDED = 2  # a bounded curve, or the square of one: see `_cancels`
 LOGARITHM = 4  # of a statistic: what is less by it is a logarithm of probabilities, and not linear
+PROPAGATED = 8  # made of a product of a backward pass
 
 _STEEP_POWER = 3  # powers above it amplify
 _JOINS = (Role.MERGE, Role.LINK, Role.CONVERT)
@@ -93,7 +99,7 @@ class _Amplification:
     """A sweep forward for what values are made of, and one backward for what is amplified.
 
     Attributes:
-      made: per value, the flags `LINEAR`, `BOUNDED` and `LOGARITHM`.
+      made: per value, the flags `LINEAR`, `BOUNDED`, `LOGARITHM` and `PROPAGATED`.
       bits: per value, the other flags.
       origin: per value that is made of parts of one, that one.
     """
@@ -125,13 +131,20 @@ class _Amplification:
                 made[out] = made[source]
         elif node.link is Link.BACK:  # a carry is bounded whatever the first iteration reads
             (last,), (first,) = node.ins, node.outs
-            made[first] = made[first] & LINEAR | made[last] & BOUNDED
-        elif node.link is not Link.INIT:
-            dense = self._dense(node)
-            flags = self._is_linear(node, dense) * LINEAR | self._is_bounded(node, dense) * BOUNDED
-            if not dense:
-                is_log = node.name == "log" and node.ins[0] not in self.graph.constants
-                flags |= is_log * LOGARITHM | union(made, node.ins) & LOGARITHM
+            kept, found = LINEAR | PROPAGATED, BOUNDED | PROPAGATED
+            made[first] = made[first] & kept | made[last] & found
+        else:
+            given = union(made, node.ins)
+            flags = given & PROPAGATED
+            if node.role is Role.CONTRACT and is_backward(node.scope):
+                flags = PROPAGATED
+            if node.link is not Link.INIT:
+                dense = self._dense(node)
+                flags |= self._is_linear(node, dense) * LINEAR
+                flags |= self._is_bounded(node, dense) * BOUNDED
+                if not dense:
+                    is_log = node.name == "log" and node.ins[0] not in self.graph.constants
+                    flags |= is_log * LOGARITHM | given & LOGARITHM
             mark(made, node.outs, flags)
 
     def _dense(self, node: Node) -> list[int]:
@@ -244,7 +257,7 @@ class _Amplification:
     def _amplifies(self, node: Node) -> bool:
         if node.role is not Role.ELEMENTWISE and node.role is not Role.REDUCE:
             return False
-        if self._orders(node):
+        if self._orders(node) or self._derives_loss(node):
             return True
         if node.name == "integer_pow":
             return abs(node.eqn.params["y"]) > _STEEP_POWER
@@ -252,6 +265,12 @@ class _Amplification:
         return rounding is Rounding.AMPLIFIED or (
             rounding is Rounding.CANCELLING and self._cancels(node)
         )
+
+    def _derives_loss(self, node: Node) -> bool:
+        """Return whether a node computes cotangents that no product has propagated yet."""
+        (out, *_) = node.outs
+        is_cotangent = is_backward(node.scope) and self.provenance.dense[out]
+        return bool(is_cotangent and not self.made[out] & PROPAGATED)
 
     def _orders(self, node: Node) -> bool:
         """Return whether a node takes indices from an order, and something needs them."""
