@@ -165,9 +165,7 @@ class _Amplification:
             return True
         if kind is Linear.ALL:
             return not self._adds_to_state(node) and not union(self.made, node.ins) & LOGARITHM
-        if kind is Linear.EACH:
-            return len(dense) == 1 and node.ins.count(dense[0]) == 1
-        return dense == [node.ins[0]]
+        return len(dense) == 1 and node.is_linear_in(dense[0])
 
     def _adds_to_state(self, node: Node) -> bool:
         """Return whether a node adds to a boundary value: `c + f(c)`, read later as `c - m`.

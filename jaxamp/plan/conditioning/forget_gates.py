@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.unrolled_recurrences import LinearPath, is_linear
+from jaxamp.plan.conditioning.unrolled_recurrences import LinearPath
 from jaxamp.plan.graph.consumers import SCALES
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
 
@@ -36,7 +36,7 @@ def _linear_path(graph: Graph, carry: Carry) -> LinearPath:
     pending = [carry.inner]
     for value in pending:
         for node in graph.readers[value]:
-            if node not in read and is_linear(node, value):
+            if node not in read and node.is_linear_in(value):
                 read[node] = value
                 pending += node.outs
     leads, path = {carry.out}, []

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from jaxamp.core.guards import Guard
-from jaxamp.core.semantics import Linear
 from jaxamp.jaxprs.contracted import size, terms
 from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.conditioning.arrays import Arrays, chosen, multiplies
@@ -103,8 +102,9 @@ def _needs(arrays: Arrays, norms: bytearray, left: Left) -> bytearray:
                 bits[source] |= bits[out]
         elif node.link is not None or node.role is Role.MERGE:
             mark(bits, node.ins, given)
-        elif _is_linear(node):
-            mark(bits, node.ins, given & (_TURN | _PART))
+        else:
+            linear = node.ins if node.name == "complex" else filter(node.is_linear_in, node.ins)
+            mark(bits, linear, given & (_TURN | _PART))
         if node.name in SCALES and union(norms, node.ins) & _NORM and given & _NEAR:
             mark(bits, node.ins, given | _ALIKE)
         elif node.name in _SCALED and (main := arrays.main(node)) is not None:
@@ -170,12 +170,6 @@ def _made(graph: Graph, is_layer: Callable[[Node], bool]) -> bytearray:
 def _is_periodic(graph: Graph, node: Node) -> bool:
     is_wave = node.name == "exp" and graph.kinds[node.outs[0]] == "c"
     return is_wave or (node.semantics.periodic and graph.kinds[node.outs[0]] == "f")
-
-
-def _is_linear(node: Node) -> bool:
-    if node.role in (Role.ELEMENTWISE, Role.REDUCE):
-        return node.semantics.linear is not Linear.NOT
-    return node.name == "complex" or node.role not in (Role.CONTRACT, Role.FIXED)
 
 
 def _work(graph: Graph, nodes: Iterable[Node]) -> int:

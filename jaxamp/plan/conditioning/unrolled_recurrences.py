@@ -1,9 +1,10 @@
 """Find recurrences that are unrolled in Python, whose state is no carry of a loop.
 
 `for x in xs: h = z * h + (1 - z) * jnp.tanh(x @ w + h @ u)`: sums, each linear in the one before,
-to which products by the same arrays add. A few iterations round like a few layers; after many, the
-increment may be smaller than a rounding of the sum. A residual stream is no recurrence: between two
-of its sums is a matrix that multiplies nothing else.
+to which products by the same arrays add, or that products read one by one, as in linear attention:
+`s = z * s + k * v; y = s @ q`. A few iterations round like a few layers; after many, the increment
+may be smaller than a rounding of the sum. A residual stream is no recurrence: between two of its
+sums is a matrix that multiplies little else. Nor is `h = a[t] @ h + b[t]`: a product rounds it all.
 """
 
 from __future__ import annotations
@@ -12,30 +13,18 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.consumers import ADDS, SCALES
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph.consumers import ADDS
+from jaxamp.plan.graph.graph import Graph, Node, Role
+from jaxamp.plan.graph.sweeps import mark, union
 
 LinearPath = list[tuple[Node, int]]
 
 _ITERATIONS = 8  # fewer round as a network of few layers does
-_LINEAR = (*SCALES, *ADDS, "neg", "select_n", "copy")
-
-
-def is_linear(node: Node, value: int) -> bool:
-    """Return whether a node's result is linear in one operand with the others fixed."""
-    if node.role is Role.MOVE:
-        return True
-    if node.name == "div":
-        return value == node.ins[0]
-    return node.name in _LINEAR or node.link is Link.JOIN
 
 
 def find_unrolled_recurrences(graph: Graph, provenance: Provenance) -> LinearPath:
     """Return the nodes that make a recurrent sum from the previous one, each with that operand."""
-    repeated, layers = _find_products(graph, provenance)
-    if not repeated:
-        return []
-    sums = _find_sums(graph, provenance, repeated, layers)
+    sums = _find_sums(graph, provenance)
     found, path = [], set[int]()
     for node in reversed(graph.nodes):
         if node.name in ADDS and sums[node.outs[0]].iteration >= _ITERATIONS:
@@ -43,16 +32,17 @@ def find_unrolled_recurrences(graph: Graph, provenance: Provenance) -> LinearPat
         if path.isdisjoint(node.outs):
             continue
         for value in dict.fromkeys(node.ins):
-            if is_linear(node, value) and sums[value].iteration:
+            if node.is_linear_in(value) and sums[value].iteration:
                 found.append((node, value))
                 path.add(value)
     return found
 
 
-def _find_products(graph: Graph, provenance: Provenance) -> tuple[set[Node], set[Node]]:
-    """Return contractions by an array that many others multiply by alike, and layers.
+def _find_products(graph: Graph, provenance: Provenance) -> tuple[set[Node], dict[Node, list[int]]]:
+    """Return contractions by an array that many others multiply by alike, and other ones.
 
-    A layer multiplies an activation by an array of its own. Equal slices of one array are the same.
+    Those multiply an activation, each by arrays of its own, perhaps again where it is recomputed or
+    of another input. Equal slices of one array are the same.
     """
     origins: dict[int, int] = {}
     slices: dict[tuple[Any, ...], int] = {}
@@ -73,43 +63,69 @@ def _find_products(graph: Graph, provenance: Provenance) -> tuple[set[Node], set
                 origins[out] = slices.setdefault(place, out)
     readers = Counter(how for *_, how in pairs)
     repeated = {node for node, *_, how in pairs if readers[how] >= _ITERATIONS}
-    layers = {
-        node
-        for node, data, by, how in pairs
-        if readers[how] == 1 and graph.origin(by) in graph.sources and provenance.dense[data]
-    }
-    return repeated, layers
+    own: dict[Node, list[int]] = {}
+    for node, data, by, how in pairs:
+        if readers[how] < _ITERATIONS and provenance.dense[data]:
+            own.setdefault(node, []).append(by)
+    return repeated, own
 
 
 class _Sum(NamedTuple):
-    """Latest sum that a value is linear in, the products before it, and its iteration."""
+    """Latest sum that a value is linear in."""
 
     iteration: int = 0
-    depth: int = 0
+    depth: int = 0  # repeated products before it
+    place: int = 0  # its node's
+    is_read: bool = False  # by a product
 
 
-def _find_sums(
-    graph: Graph, provenance: Provenance, repeated: set[Node], layers: set[Node]
-) -> list[_Sum]:
-    """Return, per value, the sum that it is linear in, by a sweep that counts iterations."""
-    depths = [0] * len(graph.avals)  # repeated products on the longest path to each value
-    last = [-1] * len(graph.avals)  # the depth at the last layer on a path to it
-    sums = [_Sum()] * len(graph.avals)
+def _find_sums(graph: Graph, provenance: Provenance) -> list[_Sum]:
+    """Return, per value, the sum that it is linear in, by a sweep that counts iterations.
+
+    A product by an array of its own that is made of no sum, as a parameter is, is a layer.
+    """
+    count, dense = len(graph.avals), provenance.dense
+    repeated, own = _find_products(graph, provenance)
+    added = {n for n in graph.nodes if n.name in ADDS and sum(dense[v] for v in n.ins) > 1}
+    read = _find_read(graph, added)
+    depths = [0] * count  # repeated products on the longest path to each value
+    latest = [0] * count  # the place of the last sum on a path to it
+    before_layer = [0] * count  # and of the last one that a layer reads
+    sums = [_Sum()] * count
     for node in graph.nodes:
-        depth = max((depths[v] for v in node.ins), default=0)
-        layer = max((last[v] for v in node.ins), default=-1)
-        linear = [sums[v] for v in node.ins if is_linear(node, v)]
-        if node.name in ADDS and sum(provenance.dense[v] for v in node.ins) > 1:
-            linear = [_next(before, depth, layer) for before in linear]
+        depth, last, crossed = (
+            max((of[v] for v in node.ins), default=0) for of in (depths, latest, before_layer)
+        )
+        is_layer = not all(latest[v] for v in own.get(node, ()))
+        is_state = node.role is not Role.REDUCE
+        linear = [sums[v] for v in node.ins if is_state and node.is_linear_in(v)]
+        if node in added:
+            linear = [_next(s, depth, crossed, node, bool(read[node.outs[0]])) for s in linear]
         for out in node.outs:
             depths[out] = depth + (node in repeated)
-            last[out] = depth if node in layers else layer
+            latest[out] = node.index if node in added else last
+            before_layer[out] = last if is_layer else crossed
             sums[out] = max(linear, default=_Sum())
     return sums
 
 
-def _next(before: _Sum, depth: int, layer: int) -> _Sum:
-    """Return the sum that continues another: a new iteration if a product is in between."""
-    if before.iteration and before.depth == depth:
-        return before
-    return _Sum(before.iteration + 1 if layer < before.depth else 1, depth)
+def _next(before: _Sum, depth: int, crossed: int, node: Node, is_read: bool) -> _Sum:
+    """Return the sum that continues another.
+
+    It is of a new iteration if a product is in between, or reads the other one. With a layer in
+    between it is none of the same recurrence.
+    """
+    iteration = before.iteration or 1
+    if before.iteration and (before.is_read or before.depth < depth):
+        iteration = iteration + 1 if crossed < before.place else 1
+    return _Sum(iteration, depth, node.index, is_read)
+
+
+def _find_read(graph: Graph, added: set[Node]) -> bytearray:
+    """Mark values that a product reads, after no other sum."""
+    read = bytearray(len(graph.avals))
+    for node in reversed(graph.nodes):
+        passes = node.role not in (Role.FIXED, Role.LINK) and node not in added
+        if node.role is Role.CONTRACT or (passes and union(read, node.outs)):
+            mark(read, node.ins, 1)
+    return read

@@ -20,7 +20,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.intervals import Interval
-from jaxamp.core.semantics import UNKNOWN
+from jaxamp.core.semantics import UNKNOWN, Linear
 from jaxamp.core.taxonomy import Op, OpKind, Trait
 
 
@@ -105,6 +105,18 @@ class Node:
         """Return whether each element of a result is made of single elements of the operands."""
         return self.role in (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)
 
+    def is_linear_in(self, value: int) -> bool:
+        """Return whether the results are linear in an operand with the others fixed.
+
+        Choices among operands are, and of products of matrices nothing is said here.
+        """
+        if self.role not in (Role.ELEMENTWISE, Role.REDUCE):
+            return self.role not in (Role.CONTRACT, Role.FIXED)
+        linear = self.semantics.linear
+        if linear is Linear.FIRST:
+            return value not in self.ins[1:]
+        return linear is Linear.ALL or (linear is Linear.EACH and self.ins.count(value) == 1)
+
 
 @dataclass(slots=True, eq=False)
 class Carry:
@@ -180,7 +192,7 @@ class Graph:
       carries: carries of all loops.
       precise: products that are not to be rounded, each with why; see `precise_products.py`.
       unrounded: what these read.
-      factors: results of matrix factorizations and solves; see `consumers.py`.
+      factors: results of matrix factorizations and solves; see `solver_steps.py`.
       written: results of products of numbers that the program makes of known ones.
       deciding: products elsewhere that decide when a loop stops; see `repeated_decisions.py`.
       readers: per value, the nodes that read it, in program order.

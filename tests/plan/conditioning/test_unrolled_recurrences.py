@@ -41,16 +41,22 @@ def parted(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
     return h + 0.01 * jnp.tanh((h + x)[:, 1:] @ w[1:])
 
 
+def summed(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
+    """What is added is not made of the sum, as in linear attention."""
+    return h + 0.2 * (x @ w)
+
+
 def written_out(turn: Turn, w: jax.Array, x: jax.Array) -> jax.Array:
-    h = jnp.tanh(x[0] @ OUT)
+    h, read = jnp.tanh(x[0] @ OUT), 0.0
     for part in x:
         h = turn(w, h, part)
-    return jnp.mean((h @ OUT) ** 2)
+        read += jnp.mean((h @ OUT) ** 2)
+    return jnp.asarray(read)
 
 
 @pytest.mark.product("turn", every=2)
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
-@pytest.mark.parametrize("turn", [gated, stepped, midpoint, parted])
+@pytest.mark.parametrize("turn", [gated, stepped, midpoint, parted, summed])
 def test_what_is_carried_is_not_rounded(turn: Turn, order: str) -> None:
     fn = partial(written_out, turn)
     exact = jax.jit(jax.grad(fn))(W, X)
