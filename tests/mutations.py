@@ -245,13 +245,13 @@ MUTATIONS = (
         "tests/xla/test_row_broadcasts.py",
     ),
     Mutation(
-        "plan/graph/consumers.py",
+        "plan/conditioning/solver_steps.py",
         "elif not drawn.issuperset(node.ins):",
         "else:",
         "tests/plan/test_solvers.py",
     ),
     Mutation(
-        "plan/graph/consumers.py",
+        "plan/conditioning/solver_steps.py",
         " and node.ins[0] not in made",
         "",
         "tests/plan/test_solvers.py",

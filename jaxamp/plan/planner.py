@@ -16,13 +16,13 @@ from jaxamp.errors import UnknownPrimitiveError
 from jaxamp.plan.assemble import assemble, ground_of
 from jaxamp.plan.conditioning.hazards import Hazards
 from jaxamp.plan.conditioning.precise_products import find_precise_products
+from jaxamp.plan.conditioning.solver_steps import find_factors
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.findings import Draft, Findings, Steering
-from jaxamp.plan.graph.consumers import find_factors
 from jaxamp.plan.graph.graph import Frame, Graph, sites_of
 from jaxamp.plan.graph.unfold import unfold
 from jaxamp.plan.precision.buffers import narrow_buffers

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, KeysView, Sequence
+from collections.abc import Callable, Hashable, Iterable, KeysView, Sequence
+from typing import TypeVar
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Node, Role
@@ -12,10 +13,11 @@ SUMS = ("add", "sub")
 ADDS = (*SUMS, "add_any")
 SCALES = ("mul", "div")
 _NONE: frozenset[int] = frozenset()
+_T = TypeVar("_T", bound=Hashable)
 
 
-def closure(start: Iterable[int], leads: Callable[[int], Iterable[int]]) -> KeysView[int]:
-    """Return some values, and all values to which these lead, nearest first."""
+def closure(start: Iterable[_T], leads: Callable[[_T], Iterable[_T]]) -> KeysView[_T]:
+    """Return some values, or others, and all to which these lead, nearest first."""
     found = dict.fromkeys(start)
     pending = list(found)
     for value in pending:
@@ -61,27 +63,6 @@ def find_drawn(graph: Graph) -> frozenset[int]:
     bits = frozenset(v for node in graph.nodes if node.trait is Trait.BITS for v in node.outs)
     origins = find_origins(graph, lambda n: n.role in made and bits.isdisjoint(n.outs))
     return bits.union(v for v, origin in origins.items() if origin in bits)
-
-
-def find_factors(graph: Graph) -> None:
-    """Enter the results of factorizations and solves, except of samples, and but for `q` of `qr`.
-
-    Orthogonal weights, initial ones or of a layer, are a factor and no solution. A triangle with a
-    diagonal of ones that is no factor is a recurrence, `x[i] = b[i] - sum(a[i, :i] * x[:i])`, as of
-    the delta rule in chunks: its terms may be rounded as those of any loop.
-    """
-    if not any(node.trait is Trait.LINALG for node in graph.nodes):
-        return
-    drawn, made = find_drawn(graph), set[int]()  # `made` of factors, without a product
-    for node in graph.nodes:
-        if node.trait is not Trait.LINALG:
-            is_made = node.role is not Role.CONTRACT and not made.isdisjoint(node.ins)
-            made.update(node.outs if is_made else ())
-        elif not drawn.issuperset(node.ins):
-            is_recurrence = node.eqn.params.get("unit_diagonal") and node.ins[0] not in made
-            factors = () if is_recurrence else node.outs[node.name == "qr" :]
-            made.update(factors)
-            graph.factors.update(factors)
 
 
 def find_parts(

@@ -15,7 +15,6 @@ from jax.extend.core import Literal
 from jaxamp.core.features import Form
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
-from jaxamp.core.semantics import Linear
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, PRECISE, Hazards
@@ -340,10 +339,7 @@ class Chooser:
         """
         if node.trait is not Trait.ROUNDED:
             return node.trait in (Trait.EXACT, Trait.SUM)
-        linear = node.semantics.linear
-        if linear is Linear.FIRST:
-            return node.ins[1] in self.graph.constants
-        return linear is not Linear.NOT
+        return all(node.is_linear_in(v) for v in node.ins if v not in self.graph.constants)
 
     def _wire_of(self, value: int, low: Precision) -> Precision | None:
         """Return the narrow format in which devices add up a value, if nothing else reads it."""
