@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 
 from jaxamp.plan.dataflow.fused_groups import Groups, Indices, find_root, operands_of
+from jaxamp.plan.graph.consumers import closure
 from jaxamp.plan.graph.graph import Frame, Nest, Role, nodes_of
 from jaxamp.plan.precision.operand_reads import OperandReads
 
@@ -84,11 +85,8 @@ class _Joiner:
 
     def _recomputed(self, unit: Sequence[int]) -> set[int]:
         """Return the equations of other groups that a unit recomputes."""
-        found, own, pending = set[int](), set(unit), list(unit)
-        while pending:
-            for value in operands_of(self.sites[pending.pop()]):
-                index = self.maker.get(value)
-                if index is not None and index not in own and index not in found:
-                    found.add(index)
-                    pending.append(index)
-        return found
+
+        def makers(index: int) -> list[int]:
+            return [self.maker[v] for v in operands_of(self.sites[index]) if v in self.maker]
+
+        return closure(unit, makers) - set(unit)

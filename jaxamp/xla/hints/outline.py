@@ -22,6 +22,7 @@ from jaxamp.plan.decision import (
     Reading,
 )
 from jaxamp.plan.findings import Groupings, Outline, Precisions
+from jaxamp.plan.graph.consumers import closure
 
 
 class Outliner(Outline):
@@ -166,16 +167,12 @@ def _with_recomputed(
     decisions: Sequence[Decision], group: Sequence[int], again: Mapping[Var, int]
 ) -> list[int]:
     """Return the equations of a group, after those of earlier groups that it recomputes."""
-    own, pending = set(group), list(group)
-    recomputed: set[int] = set()
-    while pending:
-        for var in decisions[pending.pop()].eqn.invars:
-            if isinstance(var, Var):
-                index = again.get(var)
-                if index is not None and index not in own and index not in recomputed:
-                    recomputed.add(index)
-                    pending.append(index)
-    return [*sorted(recomputed), *group]
+
+    def makers(index: int) -> list[int]:
+        read = decisions[index].eqn.invars
+        return [again[v] for v in read if isinstance(v, Var) and v in again]
+
+    return [*sorted(closure(group, makers) - set(group)), *group]
 
 
 def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[int]:

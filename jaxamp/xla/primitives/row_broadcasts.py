@@ -30,6 +30,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import is_by_element
 from jaxamp.jaxprs.interpret import Instead, emitted
 from jaxamp.jaxprs.nested import nested
+from jaxamp.plan.graph.consumers import closure
 
 
 @jax_compat.kept_with
@@ -112,20 +113,15 @@ def find_transposed(jaxpr: Jaxpr) -> Set[Var]:
     2
     """
     beside: defaultdict[Var, list[Var]] = defaultdict(list)
-    pending: list[Var] = []
+    turned: list[Var] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive is lax.transpose_p:
-            pending += eqn.outvars if _moves_columns(eqn) else ()
+            turned += eqn.outvars if _moves_columns(eqn) else ()
         elif is_by_element(eqn.primitive) or nested(eqn):
             for one, other in _alike(eqn):
                 beside[one].append(other)
                 beside[other].append(one)
-    found = set(pending)
-    for var in pending:
-        new = [other for other in beside[var] if other not in found]
-        found.update(new)
-        pending += new
-    return found
+    return closure(turned, beside.__getitem__)
 
 
 def _moves_columns(eqn: JaxprEqn) -> bool:
