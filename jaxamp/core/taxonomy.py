@@ -289,7 +289,7 @@ _PLAIN: dict[OpKind, dict[Trait, str]] = {
         Trait.CONTRACTION: """
             dot_general(preferred_element_type) conv_general_dilated(preferred_element_type)
             ragged_dot_general(preferred_element_type)
-        """,
+        """
     },
     OpKind.DATA_MOVEMENT: {
         # One array, as it is.

@@ -110,12 +110,7 @@ class Explanation(Displayable):
 
 
 def explain(
-    fn: Any,
-    policy: Any = None,
-    *,
-    where: str = "",
-    everything: bool = False,
-    strict: bool = False,
+    fn: Any, policy: Any = None, *, where: str = "", everything: bool = False, strict: bool = False
 ) -> Callable[..., Explanation]:
     """Annotate the source of a program with what runs in which precision, and why.
 

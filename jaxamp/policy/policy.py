@@ -455,11 +455,7 @@ def _mixed(precision: Precision) -> PrecisionPolicy:
     raise PolicyError(f"There is no mixed precision in {word}. {advice} {accepted('', words)}")
 
 
-_MIXED = {
-    Precision.BF16: "mixed_bf16",
-    Precision.F16: "mixed_f16",
-    Precision.F32: "always_f32",
-}
+_MIXED = {Precision.BF16: "mixed_bf16", Precision.F16: "mixed_f16", Precision.F32: "always_f32"}
 
 
 def _parsed_kinds(kinds: Any) -> dict[OpKind, CastConfig]:

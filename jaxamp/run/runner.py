@@ -21,14 +21,7 @@ import jax
 
 from jaxamp.core import features, jax_compat, taxonomy
 from jaxamp.core.adapters import adapter
-from jaxamp.run.emit import (
-    compiled,
-    emit,
-    function_result,
-    is_handled,
-    jitted,
-    plan_call,
-)
+from jaxamp.run.emit import compiled, emit, function_result, is_handled, jitted, plan_call
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Call, Layout, Signature, jit_traces, refuse_held
 from jaxamp.trace.static_arguments import Changed, hold

@@ -17,9 +17,7 @@ from jaxamp.training.grads import (
 
 
 def scaled_filter_value_and_grad(
-    fun: Callable[..., Any],
-    has_aux: bool = False,
-    **options: Unpack[NamedOptions],
+    fun: Callable[..., Any], has_aux: bool = False, **options: Unpack[NamedOptions]
 ) -> Callable[..., Gradient]:
     """Differentiate as ``equinox.filter_value_and_grad``, in mixed precision with a loss scale.
 
@@ -52,9 +50,7 @@ def scaled_filter_value_and_grad(
 
 
 def scaled_filter_grad(
-    fun: Callable[..., Any],
-    has_aux: bool = False,
-    **options: Unpack[NamedOptions],
+    fun: Callable[..., Any], has_aux: bool = False, **options: Unpack[NamedOptions]
 ) -> Callable[..., Gradient]:
     """Differentiate as ``equinox.filter_grad``, in mixed precision with a loss scale.
 

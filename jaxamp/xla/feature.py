@@ -27,7 +27,5 @@ def _work() -> Work:
 
 
 FEATURE = Feature(
-    name="xla",
-    fields=(PolicyField(name="xla", default=ALL_TECHNIQUES, read=_read),),
-    work=_work,
+    name="xla", fields=(PolicyField(name="xla", default=ALL_TECHNIQUES, read=_read),), work=_work
 )

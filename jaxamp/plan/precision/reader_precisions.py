@@ -39,12 +39,7 @@ class ReaderPrecisions:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        uses: Uses,
-        stored: Storage,
-        choices: Choices,
-        links: Collection[str],
+        self, graph: Graph, uses: Uses, stored: Storage, choices: Choices, links: Collection[str]
     ) -> None:
         self.graph, self.uses, self.stored = graph, uses, stored
         self.choices, self.links = choices, links

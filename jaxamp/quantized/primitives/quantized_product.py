@@ -32,12 +32,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.kernels.target_gpu import gpu_of
 from jaxamp.quantized.lowp import ScaledArray, dequantize
 from jaxamp.quantized.lowp.scaled_array import factors, scales_result, spread_scale
-from jaxamp.quantized.primitives.matrices import (
-    dot_words,
-    matrix_axes,
-    product_batch,
-    product_type,
-)
+from jaxamp.quantized.primitives.matrices import dot_words, matrix_axes, product_batch, product_type
 from jaxamp.quantized.primitives.quantize_primitive import refuse_derivative
 from jaxamp.rewrite.primitives.accumulate import accumulate
 

@@ -82,11 +82,7 @@ class Served:
 
 
 def serve(
-    fn: Callable[..., Any],
-    params: Any,
-    *args: Any,
-    policy: Any = None,
-    everything: bool = False,
+    fn: Callable[..., Any], params: Any, *args: Any, policy: Any = None, everything: bool = False
 ) -> Served:
     """Prepare a trained model for serving: what ``amp`` would cast at every call is cast now.
 
