@@ -8,9 +8,6 @@ them is no more than what attention scores tolerate.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
-
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Node, is_smaller
 
@@ -25,31 +22,17 @@ def is_shift_invariant(graph: Graph, value: int) -> bool:
 
     Before, it may be moved, scaled, masked or mapped elementwise.
     """
-    rows, extremes = set[int](), set[int]()  # the value as it is mapped elementwise; its extremes
-    pending: list[int] = []
-    _mark(graph, rows, (value,), pending)
-    shifted, last = False, -1
-    while pending:
-        index = heapq.heappop(pending)
-        if index == last:
-            continue
-        last, node = index, graph.nodes[index]
-        reads_rows = not rows.isdisjoint(node.ins)
+    rows, extremes = {value}, set[int]()  # the value as it is mapped elementwise; its extremes
+    shifted = False
+    for node in graph.nodes if graph.readers[value] else ():
+        reads_rows, reads_extremes = (not group.isdisjoint(node.ins) for group in (rows, extremes))
         is_elementwise = node.is_elementwise and node.trait is not Trait.SENSITIVE
-        if reads_rows and node.name == "sub" and not extremes.isdisjoint(node.ins):
+        if reads_rows and reads_extremes and node.name == "sub":
             shifted = True
-        elif (reads_rows and node.trait is Trait.EXTREMUM) or (is_elementwise and not reads_rows):
-            _mark(graph, extremes, node.outs, pending)
-        elif reads_rows and is_elementwise:
-            _mark(graph, rows, node.outs, pending)
+        elif reads_rows and node.trait is Trait.EXTREMUM:
+            extremes.update(node.outs)
+        elif is_elementwise and (reads_rows or reads_extremes):
+            (rows if reads_rows else extremes).update(node.outs)
         elif reads_rows:
             return False
     return shifted and rows.isdisjoint(graph.outputs | graph.onward)
-
-
-def _mark(graph: Graph, group: set[int], values: Iterable[int], pending: list[int]) -> None:
-    """Add values to a group, and their readers to a heap of positions in the program."""
-    for value in values:
-        group.add(value)
-        for node in graph.readers[value]:
-            heapq.heappush(pending, node.index)
