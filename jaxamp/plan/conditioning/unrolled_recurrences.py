@@ -27,12 +27,13 @@ def find_unrolled_recurrences(graph: Graph, provenance: Provenance) -> LinearPat
     sums = _find_sums(graph, provenance)
     found, path = [], set[int]()
     for node in reversed(graph.nodes):
-        if node.name in ADDS and sums[node.outs[0]].iteration >= _ITERATIONS:
+        is_sum = node.name in ADDS and node.outs[0] in sums
+        if is_sum and sums[node.outs[0]].iteration >= _ITERATIONS:
             path.update(node.outs)
         if path.isdisjoint(node.outs):
             continue
         for value in dict.fromkeys(node.ins):
-            if node.is_linear_in(value) and sums[value].iteration:
+            if value in sums and node.is_linear_in(value):
                 found.append((node, value))
                 path.add(value)
     return found
@@ -73,13 +74,13 @@ def _find_products(graph: Graph, provenance: Provenance) -> tuple[set[Node], dic
 class _Sum(NamedTuple):
     """Latest sum that a value is linear in."""
 
-    iteration: int = 0
-    depth: int = 0  # repeated products before it
-    place: int = 0  # its node's
-    is_read: bool = False  # by a product
+    iteration: int
+    depth: int  # repeated products before it
+    place: int  # its node's
+    is_read: bool  # by a product
 
 
-def _find_sums(graph: Graph, provenance: Provenance) -> list[_Sum]:
+def _find_sums(graph: Graph, provenance: Provenance) -> dict[int, _Sum]:
     """Return, per value, the sum that it is linear in, by a sweep that counts iterations.
 
     A product by an array of its own that is made of no sum, as a parameter is, is a layer.
@@ -91,34 +92,36 @@ def _find_sums(graph: Graph, provenance: Provenance) -> list[_Sum]:
     depths = [0] * count  # repeated products on the longest path to each value
     latest = [0] * count  # the place of the last sum on a path to it
     before_layer = [0] * count  # and of the last one that a layer reads
-    sums = [_Sum()] * count
+    sums: dict[int, _Sum] = {}
     for node in graph.nodes:
-        depth, last, crossed = (
-            max((of[v] for v in node.ins), default=0) for of in (depths, latest, before_layer)
-        )
-        is_layer = not all(latest[v] for v in own.get(node, ()))
+        depth = last = crossed = 0
+        for v in node.ins:
+            depth, last = max(depth, depths[v]), max(last, latest[v])
+            crossed = max(crossed, before_layer[v])
+        is_layer = node in own and not all(latest[v] for v in own[node])
         is_state = node.role is not Role.REDUCE
-        linear = [sums[v] for v in node.ins if is_state and node.is_linear_in(v)]
+        linear = [sums[v] for v in node.ins if v in sums and is_state and node.is_linear_in(v)]
         if node in added:
-            linear = [_next(s, depth, crossed, node, bool(read[node.outs[0]])) for s in linear]
+            made = _Sum(1, depth, node.index, bool(read[node.outs[0]]))
+            linear = [_next(before, crossed, made) for before in linear] or [made]
         for out in node.outs:
             depths[out] = depth + (node in repeated)
             latest[out] = node.index if node in added else last
             before_layer[out] = last if is_layer else crossed
-            sums[out] = max(linear, default=_Sum())
+            if linear:
+                sums[out] = max(linear)
     return sums
 
 
-def _next(before: _Sum, depth: int, crossed: int, node: Node, is_read: bool) -> _Sum:
-    """Return the sum that continues another.
+def _next(before: _Sum, crossed: int, made: _Sum) -> _Sum:
+    """Return a sum that continues another.
 
     It is of a new iteration if a product is in between, or reads the other one. With a layer in
     between it is none of the same recurrence.
     """
-    iteration = before.iteration or 1
-    if before.iteration and (before.is_read or before.depth < depth):
-        iteration = iteration + 1 if crossed < before.place else 1
-    return _Sum(iteration, depth, node.index, is_read)
+    if not (before.is_read or before.depth < made.depth):
+        return made._replace(iteration=before.iteration)
+    return made._replace(iteration=before.iteration + 1) if crossed < before.place else made
 
 
 def _find_read(graph: Graph, added: set[Node]) -> bytearray:
