@@ -70,9 +70,7 @@ class Division(NamedTuple):
         array = _with_parts(stacked, axis + 1, rows.outer, self.each, rows.inner)
         array = jnp.moveaxis(array, 0, axis + 2)  # behind those of a chunk
         if not self.is_whole(rows):
-            tokens = self.each * self.chunks, rows.inner
-            parts = *shape[:axis], rows.outer, *tokens, *shape[axis + 1 :]
-            array = jnp.reshape(array, parts)
+            array = lax.collapse(array, axis + 1, axis + 3)
             array = lax.slice_in_dim(array, rows.start, rows.start + rows.length, axis=axis + 1)
         return jnp.reshape(array, rows.shape(shape, rows.length))
 

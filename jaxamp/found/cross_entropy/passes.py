@@ -434,9 +434,8 @@ class Search:
         maker = self.level.makers.get(atom) if isinstance(atom, int) else None
         if maker is None or atom in self.stage or maker.eqn.primitive.name != "transpose":
             return None
-        return (
-            maker.ins[0] if _contracts(unit) and len(maker.eqn.params["permutation"]) == 2 else None
-        )
+        is_matrix = _contracts(unit) and len(maker.eqn.params["permutation"]) == 2
+        return maker.ins[0] if is_matrix else None
 
     def _maker(self, value: int, rows: Rows | None, stage: int) -> tuple[Unit, Flow] | None:
         """Return what makes a value token by token; ``None`` where it is read from the program."""

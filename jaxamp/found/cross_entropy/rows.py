@@ -97,6 +97,9 @@ def flow_back(eqn: JaxprEqn, result: Rows, places: Sequence[int | None] = ()) ->
     if eqn.primitive.name == "reshape":
         moved = _reshaped(result, results[0], shapes[0])
         return Flow((moved,), result) if moved else None
+    if eqn.primitive.name in ("slice", "pad"):
+        found = _cut(eqn, result)
+        return found if found and found.result == result else None
     labels = _labels(eqn, shapes, results[0], places)
     return labels and _along(labels.result[result.axis], *result[1:], labels=labels)
 

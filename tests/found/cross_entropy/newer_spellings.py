@@ -191,6 +191,12 @@ def optax_safe(x, w, labels):
     return optax.losses.safe_softmax_cross_entropy(x @ w, jax.nn.one_hot(labels, V)).mean()
 
 
+@loss(batch)
+def first_word_is_right(x, w, labels):
+    logits = x @ w + jax.nn.one_hot(labels, V)
+    return (jax.nn.logsumexp(logits, -1) - logits[..., 0]).mean()
+
+
 @loss(lambda d: (*batch(d), d.integers(V, B, T)))
 def unlikelihood(x, w, labels, bad):
     logp = jax.nn.log_softmax(x @ w)

@@ -14,8 +14,8 @@ from tests.programs.registry import Draw
 
 ALL = LOSSES | NEWER
 NOWHERE = NOT_FOUND | NEWER_NOT_FOUND
-LATE = ("grpo_with_a_reference", "moco_queue", "padded_by_slicing")
-"""Programs with another loss beside, with logits joined to others, and with words cut off."""
+LATE = ("grpo_with_a_reference", "moco_queue", "padded_by_slicing", "first_word_is_right")
+"""Programs with another loss beside, logits joined to others, words cut off, or one alone."""
 
 SHORT = ("optax_smoothed", "log_softmax_indexed_twice", "shifted_and_flattened", "dpo",
          "accuracy_beside", "tied_embedding")  # fmt: skip
