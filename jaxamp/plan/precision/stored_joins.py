@@ -249,14 +249,17 @@ def store_bias_sums(flow: Dataflow) -> None:
     convolutions = graph.named.get("conv_general_dilated", ())
     for convolution in convolutions:
         sums = _sums(graph, convolution)
-        if not sums or not _is_summed_by_image(graph, sums[-1].value):
+        if not sums:
             continue
-        if all(regions.fused[s.value] for s in sums):
-            first, last = sums[0], sums[-1]
+        first, last = sums[0], sums[-1]
+        reductions = _reductions(graph, last.value)
+        if any(_keeps_both_ends(graph, r) for r in reductions):
             regions.fused[last.value] = 0
-            if not provenance.dense[first.small]:
-                regions.fused[first.value] = 0
-                regions.bias_sums.add(first.value)
+        elif reductions:
+            continue
+        if not provenance.dense[first.small]:
+            regions.fused[first.value] = 0
+            regions.bias_sums.add(first.value)
 
 
 def _sums(graph: Graph, convolution: Node) -> list[Sum]:
@@ -276,14 +279,14 @@ def _sums(graph: Graph, convolution: Node) -> list[Sum]:
     return sums
 
 
-def _is_summed_by_image(graph: Graph, value: int) -> bool:
+def _reductions(graph: Graph, value: int) -> list[Node]:
+    """Return the sums of a value, as it is or moved."""
     moved = descendants(graph, value, is_movement)
-    return any(_keeps_both_ends(graph, reader) for v in moved for reader in graph.readers[v])
+    readers = (r for v in moved for r in graph.readers[v])
+    return [r for r in readers if r.name == "reduce_sum"]
 
 
 def _keeps_both_ends(graph: Graph, node: Node) -> bool:
     """Return whether a sum keeps the major axis, and reduces more than the minor one."""
-    if node.role is not Role.REDUCE or node.name != "reduce_sum":
-        return False
     axes = node.eqn.params["axes"]
     return 0 not in axes and min(axes) < graph.avals[node.ins[0]].ndim - 2

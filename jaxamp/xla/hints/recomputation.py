@@ -37,11 +37,12 @@ class Recomputation:
         self.graph, self.provenance, _, self.regions = findings.flow
         self.stored, self.exact_narrow = findings.stored, findings.exact_narrow
         self._groups = groups
-        self.saved: set[int] = set()
-        self.saved_by_rules: set[int] = set()
+        saves_relus = Technique.RELU_RESIDUALS in techniques
+        self._sole_readings = self._find_sole_readings() if saves_relus else set[int]()
+        relus = self.regions.relu_outputs if saves_relus else set[int]()
+        self.saved_by_rules = set(filter(self._is_saved_by_rule, relus))
+        self.saved = set(self.saved_by_rules)
         self.recomputed: set[int] = set()
-        self._saves_relus = Technique.RELU_RESIDUALS in techniques
-        self._sole_readings = self._find_sole_readings() if self._saves_relus else set[int]()
         joins = Technique.CONCATENATION_PARTS in techniques
         self._side_by_side = self._find_side_by_side() if joins else {}
         self._statistics = (
@@ -87,9 +88,7 @@ class Recomputation:
         reads_fused = node.role is Role.REDUCE and any(map(self._is_handed_on, node.ins))
         for value in node.outs:
             if self.graph.is_float32[value]:
-                if self._is_saved_by_rule(value):
-                    self.saved_by_rules.add(value)
-                is_saved = is_statistic or self._is_stored(value) or value in self.saved_by_rules
+                is_saved = is_statistic or self._is_stored(value)
                 if is_saved and value not in self._side_by_side:
                     self.saved.add(value)
             if not (is_statistic or is_found or reads_fused) and self._is_cheap(value):
@@ -139,9 +138,7 @@ class Recomputation:
         the convolution that reads it. Nor need one that only vectors multiply: XLA adds up the
         terms in the kernel that computes them.
         """
-        if not self._saves_relus or not is_narrow(self.stored[value]):
-            return False
-        if value not in self.regions.relu_outputs or value not in self.graph.ruled_results:
+        if value not in self.graph.ruled_results or not is_narrow(self.stored[value]):
             return False
         return bool(self.regions.joined[value]) or self._replaces_a_product(value)
 

@@ -31,10 +31,20 @@ from jaxamp.plan.graph.sweeps import union
 
 
 def find_barriered_roundings(findings: Findings) -> frozenset[int]:
-    """Return values rounded from float32 arithmetic, or stacked, that float32 arithmetic reads."""
+    """Return values rounded from float32 arithmetic, or stacked, that float32 arithmetic reads.
+
+    And narrow results of ReLUs whose sign is read: XLA reads that of the operand in its place, and
+    would store both.
+    """
     graph, stored, choices = findings.flow.graph, findings.stored, findings.choices
-    forget_gates = findings.hazards.forget_gates
-    return frozenset(
+    forget_gates, regions = findings.hazards.forget_gates, findings.flow.regions
+    signed = {
+        value
+        for value in regions.relu_outputs
+        if is_narrow(stored[value])
+        and any(regions.reads_sign(graph, r) for r in graph.readers[value])
+    }
+    return signed | frozenset(
         value
         for node in graph.nodes
         if node.role is Role.ELEMENTWISE and choices[node].operand is Precision.F32
