@@ -21,6 +21,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
 _NONE, _SEVERAL = -1, -2
+_MOST_DEFERRED = 8  # arrays that are kept for one sum: as many groups as one recomputes
 
 
 def store_joins(flow: Dataflow) -> None:
@@ -43,6 +44,7 @@ class _Joins:
         self.mixed = bytearray(count)  # others are combined with that, however small
         self.costly = bytearray(count)  # a costly operation lies between that and the value
         self.normalized = bytearray(count)  # sums over its rows belong to the value's kernel
+        self.deferred: dict[int, int] = {}  # per value left to a later kernel, how many that reads
 
     def visit(self, node: Node) -> None:
         """Decide for the results of a node."""
@@ -74,7 +76,8 @@ class _Joins:
         )
         is_joined = joined == _SEVERAL or bool(is_costly and is_mixed)
         is_summed = is_costly and self._is_summed(value)
-        if (is_joined and is_summed) or self._is_stored(value, is_joined, bool(is_costly)):
+        is_stored = (is_joined and is_summed) or self._is_stored(value, is_joined, bool(is_costly))
+        if is_stored and (is_costly or not self._is_deferred(value, parts)):
             self._store(value)
             joined = value
         self.computed_from[value] = joined
@@ -109,6 +112,21 @@ class _Joins:
         # A window's sum is a kernel of its own, which reads costly values in f32.
         reduced = any(is_joined or not self.regions.kernels[r.index] for r in reductions)
         return reduced and any(r.role is Role.ELEMENTWISE for r in readers)
+
+    def _is_deferred(self, value: int, parts: tuple[int, ...]) -> bool:
+        """Return whether the one later kernel that reads a value computes it from its parts.
+
+        It reads them in place of the value, which is neither written nor read then: the skip
+        connections of many layers are added up once, at the end.
+        """
+        readers, dense = self.graph.readers[value], self.provenance.dense
+        if len(readers) != 1 or readers[0].role is not Role.ELEMENTWISE:
+            return False
+        large = {v for v in parts if dense[v] and _is_large(self.graph, v, value)}
+        count = sum(self.deferred.get(v, 1) for v in large)
+        if count <= _MOST_DEFERRED:
+            self.deferred[value] = count
+        return value in self.deferred
 
     def _is_beside_row_sums(self, value: int) -> bool:
         """Return whether a norm's kernel ends at a value, or begins there, and others read it too.
