@@ -76,8 +76,7 @@ class _Joins:
         )
         is_joined = joined == _SEVERAL or bool(is_costly and is_mixed)
         is_summed = is_costly and self._is_summed(value)
-        is_stored = (is_joined and is_summed) or self._is_stored(value, is_joined, bool(is_costly))
-        if is_stored and (is_costly or not self._is_deferred(value, parts)):
+        if (is_joined and is_summed) or self._is_stored(value, is_joined, bool(is_costly), parts):
             self._store(value)
             joined = value
         self.computed_from[value] = joined
@@ -98,12 +97,14 @@ class _Joins:
         found = {p for p in computed_from if p < 0 or _is_large(self.graph, p, value)} - {_NONE}
         return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL
 
-    def _is_stored(self, value: int, is_joined: bool, is_costly: bool) -> bool:
+    def _is_stored(
+        self, value: int, is_joined: bool, is_costly: bool, parts: tuple[int, ...]
+    ) -> bool:
         graph, readers = self.graph, self.graph.readers[value]
         if self._is_beside_row_sums(value) or (is_joined and value in self.shared):
             return True
         if is_joined and any(self._takes_later(value, r) for r in readers):
-            return True
+            return is_costly or not self._is_deferred(value, parts)
         if is_joined and is_costly and self._is_split(value):
             return True
         if not is_joined and (not is_costly or self._is_normalized(value)):
