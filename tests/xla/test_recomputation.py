@@ -387,6 +387,23 @@ def test_a_relu_is_kept_in_place_of_the_product_that_it_alone_reads(args: Any) -
     assert len(kept) == LAYERS + 1  # and the input
 
 
+@pytest.mark.parametrize(("order", "barriers"), [("grad_of_amp", 2), ("amp_of_grad", 1)])
+def test_the_sign_of_a_relu_of_a_product_is_that_of_its_result(
+    args: Any, order: str, barriers: int
+) -> None:
+    """XLA would read that of the product, and store both; a barrier's transpose is another one."""
+
+    def perceptron(weights: jax.Array, x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = jax.nn.relu(x @ w) @ w.T
+        return x.sum()
+
+    inside = jax.grad(amp(perceptron, POLICY))
+    fn = inside if order == "grad_of_amp" else amp(jax.grad(perceptron), POLICY)
+    primitives = [e.primitive.name for e in equations(jax.make_jaxpr(fn)(*args).jaxpr)]
+    assert primitives.count("rounding_barrier") == barriers * LAYERS
+
+
 @pytest.mark.parametrize(("columns", "kept"), [([WIDTH], 1), ([1], 0), ([1, WIDTH], 1)])
 def test_a_relu_that_only_vectors_multiply_is_not_kept(
     args: Any, columns: list[int], kept: int

@@ -5,13 +5,13 @@ in any case: for a later kernel, or for a reader that waits for a reduction over
 narrow, it takes half of the bytes that XLA would store. So is what a norm reads or makes, where
 others read it that the norm's kernel cannot hold; and the sum of a convolution and a bias, or a
 time embedding, before a norm of each image: XLA does not recompute arithmetic for reductions that
-keep both the major and the minor axes. A bias is narrow before too: where both summands are, the
-convolution's own kernel adds it.
+keep both the major and the minor axes. A bias is narrow before this and before all but other norms:
+where both summands are, the convolution's own kernel adds it, and a ReLU.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
@@ -21,7 +21,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
 _NONE, _SEVERAL = -1, -2
-_MOST_DEFERRED = 8  # arrays that are kept for one sum: as many groups as one recomputes
+_MOST_DEFERRED = 8  # arrays that are kept for one kernel: more than it recomputes are too many
 
 
 def store_joins(flow: Dataflow) -> None:
@@ -255,36 +255,32 @@ def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
     return [(out, node.ins) for out in node.outs]
 
 
-class Sum(NamedTuple):
-    """A sum of a convolution and a value broadcast over its pixels."""
-
-    value: int
-    small: int  # what is broadcast
-
-
 def store_bias_sums(flow: Dataflow) -> None:
     """Take sums out of `regions.fused`, and fill in `regions.bias_sums`."""
     graph, provenance, _, regions = flow
-    convolutions = graph.named.get("conv_general_dilated", ())
-    for convolution in convolutions:
+    for convolution in graph.named.get("conv_general_dilated", ()):
         sums = _sums(graph, convolution)
         if not sums:
             continue
-        first, last = sums[0], sums[-1]
-        reductions = _reductions(graph, last.value)
+        (first, bias), (last, _) = sums[0], sums[-1]
+        moved = descendants(graph, last, is_movement)
+        reductions = [r for v in moved for r in graph.readers[v] if r.name == "reduce_sum"]
         if any(_keeps_both_ends(graph, r) for r in reductions):
-            regions.fused[last.value] = 0
-        elif reductions:
+            regions.fused[last] = 0
+        elif reductions:  # in the kernels of other norms the bias is added in float32
             continue
-        if not provenance.dense[first.small]:
-            regions.fused[first.value] = 0
-            regions.bias_sums.add(first.value)
+        if not provenance.dense[bias]:
+            regions.fused[first] = 0
+            regions.bias_sums.add(first)
 
 
-def _sums(graph: Graph, convolution: Node) -> list[Sum]:
-    """Return the chain of sums that begins with a convolution and is read by nothing else."""
+def _sums(graph: Graph, convolution: Node) -> list[tuple[int, int]]:
+    """Return the chain of sums that begins with a convolution and is read by nothing else.
+
+    With each is returned what it adds, which is broadcast over pixels.
+    """
     (value,) = convolution.outs
-    sums: list[Sum] = []
+    sums: list[tuple[int, int]] = []
     while len(graph.readers[value]) == 1 and value not in graph.outputs:
         (reader,) = graph.readers[value]
         others = [v for v in reader.ins if v != value]
@@ -294,15 +290,8 @@ def _sums(graph: Graph, convolution: Node) -> list[Sum]:
         if not is_smaller(graph.sizes[small], graph.sizes[value]):
             break
         (value,) = reader.outs
-        sums.append(Sum(value, small))
+        sums.append((value, small))
     return sums
-
-
-def _reductions(graph: Graph, value: int) -> list[Node]:
-    """Return the sums of a value, as it is or moved."""
-    moved = descendants(graph, value, is_movement)
-    readers = (r for v in moved for r in graph.readers[v])
-    return [r for r in readers if r.name == "reduce_sum"]
 
 
 def _keeps_both_ends(graph: Graph, node: Node) -> bool:

@@ -37,9 +37,8 @@ class Recomputation:
         self.graph, self.provenance, _, self.regions = findings.flow
         self.stored, self.exact_narrow = findings.stored, findings.exact_narrow
         self._groups = groups
-        saves_relus = Technique.RELU_RESIDUALS in techniques
-        self._sole_readings = self._find_sole_readings() if saves_relus else set[int]()
-        relus = self.regions.relu_outputs if saves_relus else set[int]()
+        relus = self.regions.relu_outputs if Technique.RELU_RESIDUALS in techniques else set[int]()
+        self._sole_readings = self._find_sole_readings() if relus else set[int]()
         self.saved_by_rules = set(filter(self._is_saved_by_rule, relus))
         self.saved = set(self.saved_by_rules)
         self.recomputed: set[int] = set()
@@ -152,7 +151,7 @@ class Recomputation:
     def _find_sole_readings(self) -> set[int]:
         """Return products, and sums and ReLUs that alone read them and boundary values."""
         found: set[int] = set()
-        for node in self.graph.nodes if self.regions.relu_outputs else ():
+        for node in self.graph.nodes:
             if node.role is Role.CONTRACT:
                 found.update(node.outs)
             elif node.role is Role.MOVE or node.name in ("add", "sub", "max"):

@@ -33,29 +33,27 @@ from jaxamp.plan.graph.sweeps import union
 def find_barriered_roundings(findings: Findings) -> frozenset[int]:
     """Return values rounded from float32 arithmetic, or stacked, that float32 arithmetic reads.
 
-    And narrow results of ReLUs whose sign is read: XLA reads that of the operand in its place, and
-    would store both.
+    And results of ReLUs of narrow arrays whose sign is read: XLA would read that of the operand in
+    its place, and store both.
     """
     graph, stored, choices = findings.flow.graph, findings.stored, findings.choices
     forget_gates, regions = findings.hazards.forget_gates, findings.flow.regions
     signed = {
         value
-        for value in regions.relu_outputs
-        if is_narrow(stored[value])
-        and any(regions.reads_sign(graph, r) for r in graph.readers[value])
+        for node in graph.named.get("max", ())
+        if is_narrow(choices[node].operand)
+        for value in node.outs
+        if any(regions.reads_sign(graph, r) for r in graph.readers[value])
     }
     return signed | frozenset(
         value
         for node in graph.nodes
         if node.role is Role.ELEMENTWISE and choices[node].operand is Precision.F32
         for value in node.outs
-        if is_narrow(stored[value]) or (value in forget_gates and _is_stacked(graph, value))
+        if is_narrow(stored[value])
+        or (value in forget_gates and any(r.link is Link.STACK for r in graph.readers[value]))
         if any(choices[r].operand is Precision.F32 for r in graph.readers[value])
     )
-
-
-def _is_stacked(graph: Graph, value: int) -> bool:
-    return any(reader.link is Link.STACK for reader in graph.readers[value])
 
 
 def find_unbarriered_sums(findings: Findings, barriered: Set[int]) -> frozenset[Node]:
@@ -69,7 +67,7 @@ def find_unbarriered_sums(findings: Findings, barriered: Set[int]) -> frozenset[
     summed: set[Node] = set()
     for value in barriered:
         readers = [r for r in graph.readers[value] if choices[r].operand is Precision.F32]
-        alone = {r for r in readers if _sums(r) or _squares_for_sum(graph, r)}
+        alone = {r for r in readers if _sums(r) or (len({*r.ins}) == 1 and _is_summed(graph, r))}
         others = [r for r in readers if r not in alone]
         if not any(_is_summed(graph, r) for r in others):
             summed |= alone
@@ -78,10 +76,6 @@ def find_unbarriered_sums(findings: Findings, barriered: Set[int]) -> frozenset[
 
 def _sums(node: Node) -> bool:
     return node.name == "reduce_sum"
-
-
-def _squares_for_sum(graph: Graph, node: Node) -> bool:
-    return len(set(node.ins)) == 1 and _is_summed(graph, node)
 
 
 def _is_summed(graph: Graph, node: Node) -> bool:
@@ -191,7 +185,8 @@ def _find_normalized(
         for value in node.outs if is_reduced else ():
             reduced[value] = stored[value] is Precision.F32
     for node in reversed(graph.nodes):
-        if node.role not in ARITHMETIC or not _passes_cotangents(graph, provenance, node):
+        passes = union(provenance.dense, node.outs) and union(graph.is_float32, node.outs)
+        if node.role not in ARITHMETIC or not passes:
             continue
         is_costly = node.trait in COSTLY or union(costly, node.outs)
         for value in dict.fromkeys(node.ins):
@@ -199,7 +194,3 @@ def _find_normalized(
                 costly[value] = stored[value] is Precision.F32
             read[value] = 1
     return {v for v in range(len(graph.avals)) if reduced[v] and costly[v]}
-
-
-def _passes_cotangents(graph: Graph, provenance: Provenance, node: Node) -> bool:
-    return bool(union(provenance.dense, node.outs) and union(graph.is_float32, node.outs))

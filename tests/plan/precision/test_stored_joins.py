@@ -103,3 +103,19 @@ def test_what_is_read_beside_a_norm_is_stored_narrow(fn: Layer) -> None:
     sums = [d for d in plan.decisions() if d.primitive == "add" and d.operand]
     biased = next(d for d in sums if d.eqn.invars[1].aval.shape == (1, 1, 32))
     assert biased.output is Precision.BF16, biased.reason
+
+
+@pytest.mark.parametrize(("layers", "stored"), [(8, 0), (12, 1)])
+def test_what_skips_to_one_sum_is_added_up_there(layers: int, stored: int) -> None:
+    """A sum that only the next one reads would be written and read for each layer."""
+
+    def skipping(weights: jax.Array, x: jax.Array) -> jax.Array:
+        skipped = jnp.zeros_like(x)
+        for inner, outer in weights:
+            x = jnp.tanh(x @ inner)
+            skipped = skipped + x @ outer
+        return jnp.tanh(jnp.tanh(skipped) @ weights[0, 0])
+
+    plan = plan_of(skipping, "auto_mixed_bf16")(np.stack([W] * layers), X)
+    sums = [d for d in plan.decisions() if d.primitive == "add"]
+    assert sum(d.output is Precision.BF16 for d in sums) == stored
