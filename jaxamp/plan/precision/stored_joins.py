@@ -120,14 +120,15 @@ class _Joins:
         It reads them in place of the value, which is neither written nor read then: the skip
         connections of many layers are added up once, at the end.
         """
-        readers, dense = self.graph.readers[value], self.provenance.dense
+        graph, deferred, readers = self.graph, self.deferred, self.graph.readers[value]
         if len(readers) != 1 or readers[0].role is not Role.ELEMENTWISE:
             return False
-        large = {v for v in parts if dense[v] and _is_large(self.graph, v, value)}
-        count = sum(self.deferred.get(v, 1) for v in large)
-        if count <= _MOST_DEFERRED:
-            self.deferred[value] = count
-        return value in self.deferred
+        read = {v if v in deferred else self.computed_from[v] for v in parts} - {_NONE}
+        count = sum(deferred.get(v, 1) for v in read)
+        is_whole = all(v >= 0 and graph.sizes[v] == graph.sizes[value] for v in read)
+        if is_whole and count <= _MOST_DEFERRED:
+            deferred[value] = count
+        return value in deferred
 
     def _is_beside_row_sums(self, value: int) -> bool:
         """Return whether a norm's kernel ends at a value, or begins there, and others read it too.
@@ -275,10 +276,7 @@ def store_bias_sums(flow: Dataflow) -> None:
 
 
 def _sums(graph: Graph, convolution: Node) -> list[tuple[int, int]]:
-    """Return the chain of sums that begins with a convolution and is read by nothing else.
-
-    With each is returned what it adds, which is broadcast over pixels.
-    """
+    """Return the sums, read once, that begin with a convolution, each with what is broadcast."""
     (value,) = convolution.outs
     sums: list[tuple[int, int]] = []
     while len(graph.readers[value]) == 1 and value not in graph.outputs:

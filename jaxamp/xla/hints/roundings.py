@@ -39,11 +39,10 @@ def find_barriered_roundings(findings: Findings) -> frozenset[int]:
     graph, stored, choices = findings.flow.graph, findings.stored, findings.choices
     forget_gates, regions = findings.hazards.forget_gates, findings.flow.regions
     signed = {
-        value
+        node.outs[0]
         for node in graph.named.get("max", ())
         if is_narrow(choices[node].operand)
-        for value in node.outs
-        if any(regions.reads_sign(graph, r) for r in graph.readers[value])
+        and any(regions.reads_sign(graph, r) for r in graph.readers[node.outs[0]])
     }
     return signed | frozenset(
         value
@@ -67,21 +66,18 @@ def find_unbarriered_sums(findings: Findings, barriered: Set[int]) -> frozenset[
     summed: set[Node] = set()
     for value in barriered:
         readers = [r for r in graph.readers[value] if choices[r].operand is Precision.F32]
-        alone = {r for r in readers if _sums(r) or (len({*r.ins}) == 1 and _is_summed(graph, r))}
+        squares = [r for r in readers if len({*r.ins}) == 1 and _is_summed(graph, r)]
+        alone = {*squares, *(r for r in readers if r.name == "reduce_sum")}
         others = [r for r in readers if r not in alone]
         if not any(_is_summed(graph, r) for r in others):
             summed |= alone
     return frozenset(summed)
 
 
-def _sums(node: Node) -> bool:
-    return node.name == "reduce_sum"
-
-
 def _is_summed(graph: Graph, node: Node) -> bool:
     """Return whether an elementwise operation's results are read by sums only."""
-    readers = [r for v in node.outs for r in graph.readers[v]]
-    return node.role is Role.ELEMENTWISE and bool(readers) and all(map(_sums, readers))
+    readers = {r.name for v in node.outs for r in graph.readers[v]}
+    return node.role is Role.ELEMENTWISE and readers == {"reduce_sum"}
 
 
 def find_reversed_weights(findings: Findings) -> dict[Node, Precision]:
