@@ -165,9 +165,8 @@ class Recomputation:
         if not is_narrow(self.stored[value]) or value in self.exact_narrow:
             return False
         levels = self._groups.levels
-        readers = [levels[r.outs[0]] for r in self.graph.readers[value] if r.outs]
-        here = levels[value]
-        return here in readers and any(level != here for level in readers)
+        readers = {levels[r.outs[0]] for r in self.graph.readers[value] if r.outs}
+        return levels[value] in readers and len(readers) > 1
 
 
 def _multiplies_by_vector(graph: Graph, node: Node) -> bool:

@@ -162,8 +162,7 @@ def _find_sums_of_products(findings: Findings, others: Callable[[Node], list[int
         return is_sum and all(len(graph.readers[v]) == 1 for v in node.ins)
 
     parts = find_parts(graph, product, adds_up)
-    adds_on = (n for n in graph.nodes if n.name in SUMS or n.link is Link.BACK)
-    added = {v for node in adds_on for v in node.ins}
+    added = {v for n in graph.nodes if n.name in SUMS or n.link is Link.BACK for v in n.ins}
     return {v for v, found in parts.items() if len(found) > 1 and v not in added}
 
 
