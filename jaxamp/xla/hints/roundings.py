@@ -38,12 +38,12 @@ def find_barriered_roundings(findings: Findings) -> frozenset[int]:
     """
     graph, stored, choices = findings.flow.graph, findings.stored, findings.choices
     forget_gates, regions = findings.hazards.forget_gates, findings.flow.regions
-    signed = {
+    signed = frozenset(
         node.outs[0]
         for node in graph.named.get("max", ())
         if is_narrow(choices[node].operand)
         and any(regions.reads_sign(graph, r) for r in graph.readers[node.outs[0]])
-    }
+    )
     return signed | frozenset(
         value
         for node in graph.nodes
