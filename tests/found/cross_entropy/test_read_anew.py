@@ -15,7 +15,7 @@ def _sums(x, w):
 
 def test_the_second_reader_has_a_copy_of_its_own():
     """Behind a barrier, or the compiler would join what is computed twice."""
-    x, w = np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)
+    x, w = jnp.float32(np.random.default_rng(0).standard_normal((2, 16, 16)))
     counts = []
     for fn in (_sums, read_anew(_sums)):
         names = [eqn.primitive.name for eqn, _ in equations_of(fn, x, w)]
@@ -35,7 +35,7 @@ def test_moved_logits_are_logits():
         likely = jnp.exp((w.T @ x.T).T)
         return likely.sum(-1), likely.sum(0)
 
-    x, w = np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)
+    x, w = jnp.float32(np.random.default_rng(0).standard_normal((2, 16, 16)))
     names = [eqn.primitive.name for eqn, _ in equations_of(read_anew(transposed), x, w)]
     assert [names.count(n) for n in ("dot_general", "exp", "read_anew")] == [1, 2, 2]
     for got, want in zip(read_anew(transposed)(x, w), transposed(x, w), strict=True):
@@ -44,7 +44,7 @@ def test_moved_logits_are_logits():
 
 def test_logits_have_two_axes_where_examples_are_apart():
     """Those of XLA's products, so that it may write cotangents over logits."""
-    x, w = np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)
+    x, w = jnp.float32(np.random.default_rng(0).standard_normal((2, 16, 16)))
     x = x.reshape(4, 4, 16)
     shapes = [
         eqn.outvars[0].aval.shape
