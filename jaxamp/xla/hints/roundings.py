@@ -18,10 +18,9 @@ See: https://github.com/openxla/xla/issues/41605
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, is_window, reduces_rows
 from jaxamp.plan.decision import CotangentRounding
 from jaxamp.plan.findings import Findings
@@ -127,7 +126,7 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
         return [v for v in node.ins if v not in spread and not is_smaller(v, size)]
 
     roundings = {}
-    normalized = _find_normalized(graph, provenance, stored)
+    normalized = _find_normalized(findings)
     of_products = _find_sums_of_products(findings, others)
     for node in graph.nodes:
         if node.name not in SUMS or not any(
@@ -166,26 +165,27 @@ def _find_sums_of_products(findings: Findings, others: Callable[[Node], list[int
     return {v for v, found in parts.items() if len(found) > 1 and v not in added}
 
 
-def _find_normalized(
-    graph: Graph, provenance: Provenance, stored: Sequence[Precision | None]
-) -> set[int]:
-    """Return fused values that depend on a reduction over rows, and that costly operations read."""
-    reduced, costly = bytearray(len(graph.avals)), bytearray(len(graph.avals))
-    read = bytearray(len(graph.avals))  # whether a cotangent comes from elsewhere already
+def _find_normalized(findings: Findings) -> set[int]:
+    """Return fused values that depend on a reduction over rows, and that costly operations read.
+
+    Or several do, and the reduction is not over the rows of each image: those are computed again.
+    """
+    graph, provenance, stored = findings.flow.graph, findings.flow.provenance, findings.stored
+    # 1 is reduced by the rows of each image, 2 by all; `read` is what has a cotangent already.
+    reduced, costly, read = (bytearray(len(graph.avals)) for _ in range(3))
     for node in graph.nodes:
-        if node.role is Role.REDUCE:
-            is_reduced = not (is_window(graph, node) or reduces_rows(graph, node))
-        else:
-            is_reduced = node.role in ARITHMETIC and union(reduced, node.ins)
-        for value in node.outs if is_reduced else ():
-            reduced[value] = stored[value] is Precision.F32
+        found = union(reduced, node.ins) if node.role in ARITHMETIC else 0
+        if node.role is Role.REDUCE and not (is_window(graph, node) or reduces_rows(graph, node)):
+            found = 2 if 0 in node.eqn.params.get("axes", ()) else 1
+        for value in node.outs if found else ():
+            reduced[value] = found * (stored[value] is Precision.F32)
     for node in reversed(graph.nodes):
         passes = union(provenance.dense, node.outs) and union(graph.is_float32, node.outs)
         if node.role not in ARITHMETIC or not passes:
             continue
         is_costly = node.trait in COSTLY or union(costly, node.outs)
         for value in dict.fromkeys(node.ins):
-            if is_costly or read[value]:
+            if is_costly or (read[value] and reduced[value] > 1):
                 costly[value] = stored[value] is Precision.F32
             read[value] = 1
     return {v for v in range(len(graph.avals)) if reduced[v] and costly[v]}
