@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.fields import measure, neighbours, random
-from tests.fields.known import CAUSES, DRAWS, KNOWN
+from tests.fields.known import CAUSES, DRAWS, KNOWN, UNSCALED
 from tests.fields.oracle import Oracle, evaluated
 from tests.fields.registry import FIELD_PROGRAMS
 from tests.fields.report import Row, surprises
@@ -56,6 +59,21 @@ def test_unlucky_draws_hold_in_the_median(run: str) -> None:
     assert outcome.undecided < len(outcome.leaves)
 
 
+@pytest.mark.parametrize("run", KNOWN[UNSCALED])
+def test_a_loss_scale_is_what_unscaled_runs_lack(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, low, order = run.split(" ")
+    program = FIELD_PROGRAMS[name]
+
+    def scaled(*args: Any) -> Any:
+        loss, auxiliary = program.fn(*args)
+        return 1024 * loss, auxiliary
+
+    monkeypatch.setitem(FIELD_PROGRAMS, name, dataclasses.replace(program, fn=scaled))
+    measure.expected.cache_clear()
+    assert not measure.measured(name, low, order).wrong
+    measure.expected.cache_clear()
+
+
 def test_a_loss_in_the_median_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transform that rounds what the program is given fails for most arguments."""
     monkeypatch.setattr(measure, "amp", _rounding)
@@ -80,9 +98,10 @@ def test_surprises_are_both_ways() -> None:
     """A failure that is not listed, and a listed run that passes."""
     row = Row("river_level", "bf16", "amp(grad)", True, "", 1.0, 0.0, 1, 0)
     assert len(surprises([row])) == 1
-    for run in [run for runs in KNOWN.values() for run in runs][:1]:
-        name, low, order = run.split(" ")
-        assert len(surprises([Row(name, low, order, False, "", 0.0, 0.0, 1, 0)])) == 1
+    for cause in CAUSES:
+        name, low, order = KNOWN[cause][0].split(" ")
+        row = Row(name, low, order, False, "", 0.0, 0.0, 1, 0)
+        assert bool(surprises([row])) == (cause != DRAWS)
 
 
 def _nested(x: jax.Array, w: jax.Array) -> jax.Array:
