@@ -1,4 +1,4 @@
-"""Runs that are known to be wrong, by cause; one that passes must be taken off, but for draws."""
+"""Runs that are known to be wrong, by cause; one that passes must be taken off."""
 
 DRAWS = "draws"
 """The cause of runs that hold by the medians of `neighbours.py`; a test checks that they do."""
@@ -29,8 +29,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "recurrent_flow f16 grad(amp)",
         "route_construction bf16 amp(grad)",
         "route_construction bf16 grad(amp)",
-        "tensor_train_classifier f16 amp(grad)",
-        "tensor_train_classifier f16 grad(amp)",
         "variational_circuit bf16 grad(amp)",
         "wavenet f16 amp(grad)",
         "wavenet f16 grad(amp)",

@@ -53,8 +53,6 @@ def cause(row: Row) -> str | None:
 def surprises(rows: Iterable[Row], *, are_medians: bool = False) -> list[str]:
     """List runs that fail and are not listed, and those that are listed and pass.
 
-    One draw of the roundings fails on one processor and passes on the next: neither is a surprise.
-
     Args:
         rows: the runs.
         are_medians: whether errors are medians over neighbouring arguments: then what is listed as
@@ -69,7 +67,7 @@ def surprises(rows: Iterable[Row], *, are_medians: bool = False) -> list[str]:
             found.append(
                 f"{row.run}: {row.place} is off by {row.error:.2g}, rounding {row.rounding:.2g}"
             )
-        if listed and listed != DRAWS and not row.wrong:
+        if listed and not row.wrong:
             found.append(f"{row.run} is listed ({listed}) and passes: take it off the list")
     return found
 
