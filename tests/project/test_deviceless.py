@@ -225,7 +225,7 @@ def test_models_of_packages_by_hand_are_those_models(name: str):
     params, batch = model.init(jax.random.key(0)), model.sample(jax.random.key(1))
     loss, grads = jax.jit(jax.value_and_grad(model.plain, has_aux=True))(params, batch)
     size = sum(jnp.sum(g**2) for g in jax.tree.leaves(grads))
-    assert {HAND, FUSED} == model.hands.keys()
+    assert {HAND, FUSED} <= model.hands.keys()
     for hand in model.hands.values():
         value, found = jax.jit(jax.value_and_grad(hand, has_aux=True))(params, batch)
         difference = jax.tree.map(lambda x, y: jnp.sum((x - y) ** 2), found, grads)
