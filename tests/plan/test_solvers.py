@@ -200,6 +200,18 @@ def test_a_derivative_takes_the_steps_that_the_solver_took(order: str, low: str)
     assert any(d.is_narrow for d in plan_of(jax.grad(energy), low)(w, y).decisions())
 
 
+@pytest.mark.parametrize("solve", [jnp.linalg.solve, lambda a, b: jnp.linalg.inv(a)])
+def test_what_a_factorization_is_made_of_has_the_gradient_of_float32(solve: Program) -> None:
+    """Products are float32 there; a solution lies where they cancel, and so do cotangents."""
+
+    def energy(rows: jax.Array) -> jax.Array:
+        return jnp.mean(solve(rows @ rows.T + 0.01 * jnp.eye(SIDE), INNER) ** 2)
+
+    exact = jax.grad(energy)(SQUARE)
+    off = jnp.abs(amp(jax.grad(energy))(SQUARE) - exact).max()
+    assert off <= 1e-4 * jnp.abs(exact).max()
+
+
 @pytest.mark.parametrize("solve", [jnp.linalg.solve, lambda a, b: cho_solve(cho_factor(a), b)])
 def test_steps_of_gauss_end_where_they_do_in_float32(solve: Program) -> None:
     """Four steps to a camera's place; a narrow residual is zero elsewhere."""
@@ -223,15 +235,18 @@ def test_steps_of_gauss_end_where_they_do_in_float32(solve: Program) -> None:
 
 
 def test_a_preconditioned_gradient_is_narrow() -> None:
-    """A matrix for one axis of a layer's weights, which a step subtracts the solution from."""
+    """A matrix for one axis of a layer's weights, which a step subtracts the solution from.
+
+    It is made of what the layer's gradient multiplies, and as large as the cotangent.
+    """
 
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
         gradient = jax.grad(lambda w: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2))(w)
         return w - jnp.linalg.solve(x.T @ x + jnp.eye(SIDE), gradient)
 
     decisions = plan_of(step)(SQUARE, FIELD[0, ..., 0]).decisions()
-    layers = [d for d in decisions if d.primitive == "dot_general"][:2]
-    assert [d.operand for d in layers] == [Precision.BF16] * 2
+    layers = [d for d in decisions if d.primitive == "dot_general"][:5]
+    assert [d.operand for d in layers] == [Precision.BF16] * 5
 
 
 def test_weights_that_are_drawn_orthogonal_are_no_solution() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.conditioning.arrays import Arrays, multiplies
 from jaxamp.plan.conditioning.residues import find_residues
-from jaxamp.plan.conditioning.solver_steps import find_solved, find_solver_steps
+from jaxamp.plan.conditioning.solver_steps import find_factored, find_solved, find_solver_steps
 from jaxamp.plan.conditioning.squares import Squares, find_cancelled, find_transposed
 from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.consumers import closure
@@ -23,8 +23,9 @@ def find_precise_products(graph: Graph) -> None:
     cancelled = find_cancelled(squares)
     known = KnownValues(graph)
     found = find_residues(arrays, products, squares, cancelled, known) | cancelled
-    solved = find_solved(arrays, products)  # these are known later by what they read, too
-    found |= find_transposed(arrays, solved | found, products)
+    # These are known later, by what reads them and what they read; not their transposes.
+    solving = find_factored(graph, products) | find_solved(arrays, products)
+    found |= find_transposed(arrays, solving | found, products)
     graph.precise = find_solver_steps(graph, products) | found
     written = (n for n in products if all(map(known.is_made, n.ins)) and not is_backward(n.scope))
     graph.written.update(n.outs[0] for n in written)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.arrays import Arrays
-from jaxamp.plan.dataflow.constraints import READS_SOLUTION, Constraint
+from jaxamp.plan.dataflow.constraints import FACTORED, READS_SOLUTION, Constraint
 from jaxamp.plan.graph.consumers import find_drawn
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import mark, union
@@ -80,6 +80,19 @@ def find_solved(arrays: Arrays, products: Sequence[Node]) -> dict[Node, Constrai
         if node.trait is Trait.SOLVER and reads(node):
             made.update(node.outs)
     return {node: READS_SOLUTION for node in products if made and reads(node)}
+
+
+def find_factored(graph: Graph, products: Sequence[Node]) -> dict[Node, Constraint]:
+    """Return the products of which nearly singular matrices are made that are factored.
+
+    They add up no more terms than they have rows. A solution lies where operands add up to little.
+    """
+    read = {v for n in graph.nodes if not graph.factors.isdisjoint(n.outs) for v in n.ins}
+    for node in reversed(graph.nodes) if read else ():
+        if node.role not in (Role.CONTRACT, Role.FIXED) and not read.isdisjoint(node.outs):
+            read.update(node.ins)
+    made = [node for node in products if node.outs[0] in read]
+    return {n: FACTORED for n in made if graph.sizes[n.ins[0]] <= graph.sizes[n.outs[0]]}
 
 
 def _has_one_side(graph: Graph, solve: Node) -> bool:

@@ -270,15 +270,15 @@ def find_transposed(
     """Return the products of a backward pass that multiply cotangents of some, with reasons."""
     sizes = arrays.graph.sizes
     cotangents = {
-        (arrays.whole[v], sizes[node.outs[0]]): why
-        for node, why in found.items()
+        (arrays.whole[v], sizes[node.outs[0]]): node
+        for node in sorted(found, key=lambda node: -node.index)
         for v in node.ins[:2]
         if not is_backward(node.scope)
     }
     backward = [n for n in products if is_backward(n.scope)] if cotangents else []
     return {
-        node: cotangents[key]
+        node: found[of]
         for node in backward
         for v, cotangent in (node.ins[:2], node.ins[1::-1])
-        if (key := (arrays.whole[v], sizes[cotangent])) in cotangents
+        if (of := cotangents.get((arrays.whole[v], sizes[cotangent]))) and of.index < node.index
     }

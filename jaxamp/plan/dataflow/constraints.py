@@ -24,6 +24,7 @@ class Constraint(NamedTuple):
     guard: Guard | None
 
 
+FACTORED = Constraint("feeds a matrix factorization", Guard.NO_KERNEL)
 READS_SOLUTION = Constraint("reads the result of a matrix factorization", Guard.NO_KERNEL)
 CAST = Constraint("an operand was cast to f32 explicitly", None)
 WRITTEN = Constraint("multiplies numbers that the program makes of known ones", Guard.NO_GAIN)
@@ -53,7 +54,7 @@ def constrain_contraction(
         return Constraint("decides when a loop stops", Guard.LOOP_CARRY)
     if Guard.NO_KERNEL in guards:
         if flags & FEEDS_FACTORIZATION:
-            return Constraint("feeds a matrix factorization", Guard.NO_KERNEL)
+            return FACTORED
         if known & SOLVED:
             return READS_SOLUTION
     for constraint in misstated(graph, provenance, floats, low):
