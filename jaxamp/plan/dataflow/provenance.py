@@ -9,6 +9,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.ranges import NEVER
+from jaxamp.plan.graph.consumers import is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import column, forward, mark, union
 
@@ -18,7 +19,7 @@ STATISTIC = 4  # reduced from other values (a mean, a norm, a maximum), not dens
 SOLVED = 8  # result of a matrix factorization, or of a solver that reads one
 LAYER = 16  # a slice of a stacked boundary value in a loop: a layer's weights
 WIDENED = 32  # an explicit cast from a narrower float
-LARGE = 64  # may contain a constant that is infinite in the narrow format
+LARGE = 64  # may contain a number that is infinite in the narrow format: a constant, a power
 TINY = 128  # depends on a constant that is zero in the narrow format
 
 
@@ -58,9 +59,23 @@ def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
     for value in graph.activations:
         bits[value] |= graph.is_float32[value] * DENSE
     mark(bits, graph.factors, SOLVED)
+    if largest <= Precision.F16.max:
+        mark(bits, _find_spectra(graph), LARGE)
     for node in forward(graph, bits):
         _TRANSFER[node.role](graph, bits, node)
     return Provenance(bits)
+
+
+def _find_spectra(graph: Graph) -> frozenset[int]:
+    """Return powers of waves: those of 1,000 samples of a signal up to one are up to 250,000."""
+    waves = {
+        v
+        for node in (graph.nodes if "fft" in graph.named else ())
+        if node.role is Role.ELEMENTWISE and "c" in [graph.kinds[i] for i in node.ins]
+        for v in node.outs
+    }
+    powers = (n for n in graph.nodes if waves and is_square(n) and graph.origin(n.ins[0]) in waves)
+    return frozenset(node.outs[0] for node in powers)
 
 
 def _contract(graph: Graph, bits: bytearray, node: Node) -> None:
@@ -88,7 +103,7 @@ def _reduce(graph: Graph, bits: bytearray, node: Node) -> None:
 def _elementwise(graph: Graph, bits: bytearray, node: Node) -> None:
     (out,) = node.outs
     arriving = union(bits, node.ins)
-    found = bits[out] & (STATE | DENSE | SOLVED) | arriving & DENSE
+    found = bits[out] & (STATE | DENSE | SOLVED | LARGE) | arriving & DENSE
     # A solution to which an activation is added is one, as in a network's residual stream.
     if not any(bits[i] & (DENSE | SOLVED) == DENSE for i in node.ins):
         found |= arriving & SOLVED

@@ -65,7 +65,16 @@ def whitened(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
     return (values / jnp.sqrt(jnp.diag(values.T @ values))) @ w[1]
 
 
-@pytest.mark.parametrize("program", [normalized_late, cosines, rooted, divided, whitened])
+def in_bands(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
+    """The powers of a tone of 1,024 samples, up to one, are up to a quarter of a million."""
+    waves = jnp.fft.rfft(jnp.sin(x[:, :1] * jnp.arange(1024.0)))[:, :-1]
+    return jnp.log(jnp.abs(waves) ** 2 @ jnp.abs(jnp.tile(w[0], (32, 1))) + 1) @ w[1]
+
+
+PROGRAMS = [normalized_late, cosines, rooted, divided, whitened, in_bands]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_what_is_brought_into_range_later_is_finite(program: Program) -> None:
     exact = np.asarray(program(X, W), np.float64)
     off = np.linalg.norm(np.float64(amp(program, "auto_mixed")(X, W)) - exact)
