@@ -97,7 +97,7 @@ def _reduce(graph: Graph, bits: bytearray, node: Node) -> None:
             found |= STATISTIC
         elif graph.is_float32[out]:
             found |= reduced & DENSE
-        bits[out] = found
+        bits[out] = found * (graph.kinds[out] == graph.kinds[source])  # an index is not large
 
 
 def _elementwise(graph: Graph, bits: bytearray, node: Node) -> None:
