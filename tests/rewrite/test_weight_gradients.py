@@ -77,6 +77,18 @@ def test_loops_agree_with_float32(fn):
         np.testing.assert_allclose(low, high, atol=0.03)
 
 
+@pytest.mark.parametrize("fn", [scanned, lambda w, x: (x @ w @ w + x @ (w @ w) @ w) @ w @ w])
+def test_what_is_made_of_weights_has_a_gradient_of_float32(fn):
+    """Cotangents of transition probabilities are alike in a row, and a softmax leaves the rest."""
+
+    def loss(w, x):
+        return jnp.mean(jax.tree.leaves(fn(jax.nn.softmax(3 * w), 4 + x))[0] ** 2)
+
+    exact = jax.grad(loss)(W, X)
+    off = jnp.linalg.norm(jax.grad(amp(loss))(W, X) - exact)
+    assert off < 0.02 * jnp.linalg.norm(exact)
+
+
 def test_products_of_all_derivatives_are_narrow_and_gradients_are_accumulators():
     """Second derivatives too: no product of float32 operands, no gradient that was rounded."""
 

@@ -26,7 +26,7 @@ def narrow_buffers(flow: Dataflow, stored: list[Precision | None], choices: Choi
     if not links:
         return
     made = _find_computed(graph)
-    buffers = {v for link in links for v in _buffers_of(made, link) if stored[v] is F32}
+    buffers = {v for link in links for v in _buffers_of(flow, made, link) if stored[v] is F32}
     if not buffers:
         return
     wanted = ReaderPrecisions(graph, uses, stored, choices, (*_STACKED, *_CUT))
@@ -53,6 +53,14 @@ def _find_computed(graph: Graph) -> set[int]:
     return made
 
 
-def _buffers_of(made: Set[int], link: Node) -> Iterable[int]:
-    """Return the buffers that a loop or branch allocates, and would not otherwise be stored."""
-    return link.outs if link.link in _STACKED else [v for v in link.ins if v in made]
+def _buffers_of(flow: Dataflow, made: Set[int], link: Node) -> Iterable[int]:
+    """Return the buffers that a loop or branch allocates, and would not otherwise be stored.
+
+    What is made of parameters alone is none that does not change: its cotangent is a gradient.
+    """
+    if link.link in _STACKED:
+        return link.outs
+    state, dense = flow.provenance.state, flow.provenance.dense
+    return [
+        v for v in link.ins if v in made and (link.link is Link.SLICE or dense[v] or not state[v])
+    ]

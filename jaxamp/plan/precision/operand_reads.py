@@ -18,10 +18,11 @@ class OperandReads:
     """Precisions and forms in which values are read.
 
     Attributes:
-      own_cast: boundary values, updates of state, and values only moved from them: each reader
-        makes its own cast, so that cotangents are summed in float32; XLA merges the casts
-        themselves. Contractions may share one all the same, see `shares_casts`. Float32 invariants
-        of a loop are among them: their cotangents are summed over iterations.
+      own_cast: boundary values, what is made of them without Compute, updates of state, and values
+        only moved from these: each reader makes its own cast, so that cotangents are summed in
+        float32; XLA merges the casts themselves. Contractions may share one all the same, see
+        `shares_casts`. Float32 invariants of a loop are among them: their cotangents are summed
+        over iterations.
       copies: precision of the copy that far readers of a fused value get.
       shares_casts: whether contractions share their casts of boundary values, as devices add up
         narrow cotangents: the partitioner gathers a parameter for each of its casts, and reduces a
@@ -77,9 +78,12 @@ class OperandReads:
         return copy if copy and self._regions.is_far(value, reader) else None
 
 
+_COMPUTED = (Role.ELEMENTWISE, Role.REDUCE, Role.MERGE)
+
+
 def _find_own_casts(flow: Dataflow, stored: Sequence[Precision | None]) -> bytearray:
     graph, provenance, uses, _ = flow
-    own_cast = bytearray(len(graph.avals))
+    own_cast, known = bytearray(len(graph.avals)), graph.constants
     for value in graph.sources:
         own_cast[value] = not is_narrow(stored[value])
     for carry in graph.carries:
@@ -92,9 +96,11 @@ def _find_own_casts(flow: Dataflow, stored: Sequence[Precision | None]) -> bytea
             own_cast[node.outs[0]] = own_cast[node.ins[0]]
         elif node.link is Link.INVARIANT:
             own_cast[node.outs[0]] = not is_narrow(stored[node.outs[0]])
-        elif is_state_update(provenance, uses, node):
+        elif node.role in _COMPUTED:
+            read = {own_cast[v] for v in node.ins if graph.is_float32[v] and v not in known}
+            is_own = is_state_update(provenance, uses, node) or read == {1}
             for out in node.outs:
-                own_cast[out] = 1
+                own_cast[out] = is_own
     return own_cast
 
 
