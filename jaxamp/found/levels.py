@@ -17,11 +17,13 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.known_arrays import Atom, KnownArrays
 from jaxamp.jaxprs.name_stack import joined_scope
-from jaxamp.jaxprs.nested import called, is_region, nested
+from jaxamp.jaxprs.nested import RULED, called, is_region, nested
 
 _OPENED = frozenset({"jit", "pjit", "closed_call", "call"})
-_RULED = frozenset({"custom_jvp_call"})
-_SOFTMAX = "_softmax"  # JAX's own, whose rule is the derivative, see jax/_src/nn/functions.py
+_SOFTMAX = (
+    "custom_jvp_call",
+    "_softmax",
+)  # JAX's own, whose rule is the derivative, see jax/_src/nn/functions.py
 _LARGEST = 1 << 26  # elements of a known array: the causal mask of 8,192 words
 
 Given = Mapping[int, tuple[KnownArrays, Atom]]
@@ -61,6 +63,7 @@ class Level:
     constants: dict[int, Any] = field(default_factory=dict)  # captured arrays by value
     units: list[Unit] = field(default_factory=list)
     exits: list[Atom] = field(default_factory=list)
+    is_final: bool = False  # whether nothing of it is differentiated, so that no rule matters
 
     def equations(self) -> Iterator[Unit]:
         """Yield all equations, those inside of calls too."""
@@ -76,9 +79,9 @@ class Level:
         yield from _opened(self.units, whole=True)
 
 
-def open_level(closed: ClosedJaxpr, scope: str) -> Level:
+def open_level(closed: ClosedJaxpr, scope: str, *, is_final: bool = False) -> Level:
     """Return a jaxpr of some scope, opened."""
-    level = Level(closed)
+    level = Level(closed, is_final=is_final)
     level.entries = [new_value(level, v.aval) for v in closed.jaxpr.invars]
     level.units, level.exits = open_into(level, closed, level.entries, scope)
     return level
@@ -125,9 +128,9 @@ def open_into(
 
     def visit(eqn: JaxprEqn, operands: Sequence[Atom]) -> tuple[Atom, ...]:
         ins = tuple(operands)
-        if _is_opened(eqn):
+        if _is_opened(eqn, is_final=level.is_final):
             inside, outs = open_into(level, called(eqn), ins, scope, (*around, eqn))
-            is_whole = eqn.primitive.name in _RULED
+            is_whole = eqn.primitive.name in RULED and not level.is_final
             units.append(Unit(eqn, ins, tuple(outs), inside, is_whole, around, scope))
         else:
             outs = [new_value(level, v.aval) for v in eqn.outvars]
@@ -137,11 +140,12 @@ def open_into(
     return units, walk(closed.jaxpr, consts, entries, visit, lambda literal: literal)
 
 
-def _is_opened(eqn: JaxprEqn) -> bool:
+def _is_opened(eqn: JaxprEqn, *, is_final: bool) -> bool:
     name = eqn.primitive.name
-    if name not in _OPENED | _RULED or is_region(eqn) or eqn.effects or len(nested(eqn)) != 1:
+    if name not in _OPENED | RULED or is_region(eqn) or eqn.effects or len(nested(eqn)) != 1:
         return False
-    if name in _RULED and called(eqn).jaxpr.debug_info.func_name != _SOFTMAX:
+    rule = name, called(eqn).jaxpr.debug_info.func_name
+    if name in RULED and not is_final and rule != _SOFTMAX:
         return False  # its derivative need not be that of what it computes
     shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     return all(type(s).__name__ == "UnspecifiedValue" for s in shardings)

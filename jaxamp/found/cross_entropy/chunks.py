@@ -16,7 +16,7 @@ from jax.extend.core import Literal
 from jax.sharding import NamedSharding, get_abstract_mesh, use_abstract_mesh
 
 from jaxamp.core import jax_compat
-from jaxamp.found.cross_entropy.passes import Key, Pass, Step
+from jaxamp.found.cross_entropy.passes import Body, Key, Pass, Rule, Step
 from jaxamp.found.cross_entropy.read_anew import read_anew
 from jaxamp.found.cross_entropy.rows import Rows, resized
 from jaxamp.found.cross_entropy.undivided import undivided
@@ -155,12 +155,15 @@ def _computed(
     ]
     if any(place is not None for place in step.places):
         operands[1] = _within_chunk(operands[1], step)
-    if flow.result is None or name == "pad":
+    if flow.result is None or name == "pad" or step.rule:
         filling = operands[1] if name == "pad" else 0
-        for i, rows in enumerate(flow.operands):
+        for i, key in enumerate(step.operands):
+            rows = None if isinstance(key, Literal) else key[1]
             if rows is not None and not division.is_whole(rows):
                 here = _present(operands[i], rows, tokens)
                 operands[i] = jnp.where(here, operands[i], jnp.asarray(filling, operands[i].dtype))
+    if step.rule:
+        return _by_rule(step.rule, division, operands, tokens)
     if name == "reshard":
         return operands  # of all tokens, as are the shardings of other equations on such a mesh
     params = resized(eqn, flow, len(tokens))
@@ -172,6 +175,33 @@ def _computed(
         turned = tuple(tuple(1 - i for i in axes) if turn else axes for axes, turn in sides)
         params["dimension_numbers"] = turned, batch
     return jax_compat.bind(eqn, operands, **params)
+
+
+def _by_rule(rule: Rule, division: Division, operands: Sequence[Any], tokens: Any) -> list[Any]:
+    """Return the results of a function with a derivative of its own, which keeps that."""
+    count = len(rule.smooth)
+
+    def run(body: Body, given: Sequence[Any], tokens: Any) -> list[Any]:
+        env = body.constants | dict(zip(body.reads.values(), given, strict=True))
+        found: dict[Any, Any] = in_chunk(body.made, division, env, tokens)
+        literal = jax_compat.literal_value
+        return [
+            literal(end[0]) if isinstance(end[0], Literal) else found[end] for end in body.exits
+        ]
+
+    def forward(tokens: Any, *operands: Any) -> tuple[list[Any], Any]:
+        results = run(rule.forward, operands, tokens)
+        return results[:count], (tokens, results[count:])
+
+    def backward(saved: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        tokens, kept = saved[0], iter(saved[1])
+        given = [cotangents[i] if i < count else next(kept) for i, _ in rule.backward.reads]
+        pulled = dict(zip(rule.moving, run(rule.backward, given, tokens), strict=True))
+        return None, *(pulled.get(i) for i, _ in rule.forward.reads)
+
+    value = jax.custom_vjp(lambda *given: forward(*given)[0])
+    value.defvjp(forward, backward)
+    return value(tokens, *operands)
 
 
 def _present(array: Any, rows: Rows, tokens: Any) -> Any:

@@ -28,7 +28,7 @@ from jaxamp.found.cross_entropy.passes import (
     logits_of,
 )
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
-from jaxamp.found.levels import Level, Unit
+from jaxamp.found.levels import Level, Unit, numbers
 from jaxamp.found.places import NARROW, told_otherwise, words_of
 from jaxamp.found.region import Region
 from jaxamp.found.replace_regions import replace_regions
@@ -156,7 +156,8 @@ class _Losses:
         why: Stays | None = None
         for logits in logits_of(unit, level):
             try:
-                passes = Search(level, known, logits, taken).passes()
+                start = dict.fromkeys(numbers(unit.outs), logits.rows)
+                passes = Search(level, known, logits, taken, start).passes()
             except Stays as reason:
                 why = why or reason
                 continue
@@ -165,6 +166,8 @@ class _Losses:
             number = None
             if len(passes) == 1 and not passes[0].backward and self.policy.base is Precision.BF16:
                 number = one_number(passes[0], level)
+            if number is None and any(made.pushes for made in passes):
+                raise Stays("its softmax has a rule for tangents, and it is not one number")
             regions = self._worthwhile(logits, passes, number)
             for region in regions:
                 region.emitted = as_typed(region.emitted, unit.eqn.outvars[0].aval, level.avals)

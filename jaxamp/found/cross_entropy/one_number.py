@@ -7,6 +7,7 @@ products, where logits that are computed again for the backward pass take four.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.chunks import Division, as_written, in_chunk, looped, zeros
 from jaxamp.found.cross_entropy.passes import Key, Pass
 from jaxamp.found.cross_entropy.read_anew import read_anew
-from jaxamp.found.levels import Level
+from jaxamp.found.levels import Level, numbers
 
 
 def one_number(made: Pass, level: Level) -> int | None:
@@ -29,11 +29,15 @@ def one_number(made: Pass, level: Level) -> int | None:
     def is_float(value: int) -> bool:
         return jnp.issubdtype(getattr(level.avals[value], "dtype", np.int32), np.floating)
 
-    smooth = {value for value, _ in made.inputs if is_float(value)}
-    for step in made.steps.values():
-        read = {key[0] for key in step.operands if not isinstance(key, Literal)}
-        if step.unit.eqn.primitive.name != "stop_gradient" and read & smooth:
-            smooth.update(v for v in step.unit.outs if isinstance(v, int) and is_float(v))
+    smooth = {value for value in level.entries if is_float(value)}
+    rules = {step.unit: step.rule for step in made.steps.values() if step.rule is not None}
+    if not all(rule.is_linear for rule in rules.values()):
+        return None
+    for unit in level.equations():
+        if unit.eqn.primitive.name != "stop_gradient" and not smooth.isdisjoint(numbers(unit.ins)):
+            read = rules[unit].smooth if unit in rules else [True] * len(unit.outs)
+            outs = numbers(itertools.compress(unit.outs, read))
+            smooth.update(filter(is_float, outs))
     results = [value for value in made.outputs if value in smooth]
     is_number = len(results) == 1 and not level.avals[results[0]].shape
     return results[0] if is_number and made.outputs[results[0]] is None else None

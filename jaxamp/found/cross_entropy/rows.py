@@ -33,6 +33,12 @@ class Rows(NamedTuple):
     start: int
     length: int
 
+    def __lt__(self, other: Any) -> bool:  # JAX sorts the keys of dictionaries
+        return other is not None and tuple(self) < tuple(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return other is None or tuple(self) > tuple(other)
+
     def shape(self, shape: Sequence[int], tokens: int) -> tuple[int, ...]:
         """Return the shape of an array that has so many tokens in the place of its own."""
         return tuple(
@@ -67,41 +73,35 @@ class _Labels(NamedTuple):
 
 
 def flow(
-    eqn: JaxprEqn, operands: Sequence[Rows | None], places: Sequence[int | None] = ()
+    eqn: JaxprEqn,
+    operands: Sequence[Rows | None] = (),
+    places: Sequence[int | None] = (),
+    result: Rows | None = None,
 ) -> Flow | None:
-    """Return how the tokens of some operands go through an equation; ``None`` if rows mix.
+    """Return how tokens go through an equation; ``None`` if rows mix.
 
     Args:
       eqn: the equation.
-      operands: per operand where its tokens are, if that is known; it is of one at least.
+      operands: per operand where its tokens are, if that is known; of one at least, or of none.
       places: of a lookup, per number of an index the axis of the indices that it counts.
+      result: where those of the result are, if they are known of no operand.
     """
     shapes, results = _shapes(eqn)
     given = [(i, rows) for i, rows in enumerate(operands) if rows is not None]
+    rows = result or given[0][1]
     if eqn.primitive.name == "reshape":
-        ((_, rows),) = given
-        moved = eqn.params["dimensions"] is None and _reshaped(rows, shapes[0], results[0])
-        return Flow((rows,), moved) if moved else None
-    if eqn.primitive.name in ("slice", "pad"):
-        return _cut(eqn, given[0][1])  # what fills a padding has no axis
+        sides = (results[0], shapes[0]) if result else (shapes[0], results[0])
+        moved = eqn.params["dimensions"] is None and _reshaped(rows, *sides)
+        return Flow((moved if result else rows,), result or moved) if moved else None
+    if eqn.primitive.name in ("slice", "pad"):  # what fills a padding has no axis
+        found = _cut(eqn, rows)
+        return found if not result or (found and found.result == result) else None
     labels = _labels(eqn, shapes, results[0], places)
     if labels is None:
         return None
     found = {(labels.operands[i][r.axis], *r[1:]) for i, r in given}
+    found |= {(labels.result[rows.axis], *rows[1:])} if result else set()
     return _along(*found.pop(), labels=labels) if len(found) == 1 else None
-
-
-def flow_back(eqn: JaxprEqn, result: Rows, places: Sequence[int | None] = ()) -> Flow | None:
-    """Return which tokens of the operands some tokens of a result are made of, see `flow`."""
-    shapes, results = _shapes(eqn)
-    if eqn.primitive.name == "reshape":
-        moved = _reshaped(result, results[0], shapes[0])
-        return Flow((moved,), result) if moved else None
-    if eqn.primitive.name in ("slice", "pad"):
-        found = _cut(eqn, result)
-        return found if found and found.result == result else None
-    labels = _labels(eqn, shapes, results[0], places)
-    return labels and _along(labels.result[result.axis], *result[1:], labels=labels)
 
 
 def _along(label: Any, *rest: int, labels: _Labels) -> Flow | None:

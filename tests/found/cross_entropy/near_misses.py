@@ -14,6 +14,7 @@ import optax
 from jax import lax
 
 from tests.found.attention.corpus import Program, written
+from tests.found.cross_entropy.ruled import by_logits
 from tests.found.cross_entropy.spellings import B, D, T, V, batch, rows
 from tests.programs.registry import Args, Draw
 
@@ -255,3 +256,18 @@ def no_exponentials(x, w, labels):
     p = jnp.square(x @ w)
     p = p / p.sum(-1, keepdims=True)
     return -jnp.log(jnp.take_along_axis(p, labels[..., None], -1)).mean()
+
+
+@near(batch)
+def ruled_logits_returned(x, w, labels):
+    logits = x @ w
+    return by_logits(logits, labels).mean(), logits
+
+
+@near(batch)
+def rule_that_returns_probabilities(x, w, labels):
+    both = jax.custom_vjp(
+        lambda logits, labels: (by_logits(logits, labels), jax.nn.softmax(logits))
+    )
+    both.defvjp(lambda *given: (both(*given), None), lambda _, g: (g[1], None))
+    return both(x @ w, labels)

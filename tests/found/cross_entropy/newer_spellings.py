@@ -29,10 +29,7 @@ from tests.found.cross_entropy.spellings import (
 from tests.programs.registry import Args, Draw
 
 NEWER: dict[str, Program] = {}
-RULED = "its softmax has a custom derivative: amp(grad(f)) reads it"
 NOT_FOUND = {
-    ("optax_safe", "forward"): RULED,
-    ("maxtext_custom_vjp", "forward"): RULED,
     ("rank_of_the_label", "forward"): "logits are read by reduce_max",  # of all tokens
     ("rank_of_the_label", "joint"):
         "cotangents depend on more than one sum over tokens after another",
@@ -238,44 +235,6 @@ def rank_of_the_label(x, w, labels):
         "largest": logits.max(),
         "z": jax.nn.logsumexp(logits, -1).mean(),
     }
-
-
-@jax.custom_vjp
-def _t5x(logits, targets):
-    return _t5x_fwd(logits, targets)[0]
-
-
-def _t5x_fwd(logits, targets):
-    top = logits.max(axis=-1, keepdims=True)
-    shifted = logits - top
-    exps = jnp.exp(shifted)
-    total = exps.sum(axis=-1, keepdims=True)
-    logp = shifted - jnp.log(total)
-    loss = -jnp.sum(targets * logp, axis=-1)
-    log_z = jnp.squeeze(jnp.log(total) + top, axis=-1)
-    return (loss + 1e-4 * jnp.square(log_z), 1e-4 * jnp.square(log_z)), (
-        targets,
-        exps,
-        total,
-        logp,
-        log_z,
-    )
-
-
-def _t5x_bwd(res, g):
-    targets, exps, total, logp, log_z = res
-    g = g[0]
-    deriv = (1 + 2e-4 * log_z)[..., None] * exps / total - targets
-    return g[..., None] * deriv, -g[..., None] * logp
-
-
-_t5x.defvjp(_t5x_fwd, _t5x_bwd)
-
-
-@loss(weighted)
-def maxtext_custom_vjp(x, w, labels, weights):
-    losses, z = _t5x(x @ w, jax.nn.one_hot(labels, V))
-    return (losses * weights).sum() / (weights.sum() + 1e-8), (z * weights).sum()
 
 
 @loss(lambda d: (d.normal(B * T, D), d.normal(B * T, D), d.normal(V, D)))

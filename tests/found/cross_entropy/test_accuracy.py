@@ -8,6 +8,7 @@ import pytest
 import jaxamp
 from benchmarks.loss_accuracy import WAYS, errors
 from tests.found.attention.corpus import Program, gradient
+from tests.found.cross_entropy.ruled import RULED
 from tests.found.cross_entropy.spellings import LOSSES
 
 LIMIT = 1.2
@@ -21,7 +22,8 @@ FLOOR = {"mixed_bf16": 2**-9, "mixed_f16": 2**-12}
 """Relative errors that rounding the results alone makes."""
 
 NAMES = ("optax_integer", "t5x_style", "dpo", "ppo", "tied_embedding", "shifted_and_flattened",
-         "linen_dense", "micro_batches_in_a_scan")  # fmt: skip
+         "linen_dense", "micro_batches_in_a_scan", "maxtext_segments",
+         "clipped_cotangents")  # fmt: skip
 
 
 def _leaves(tree):
@@ -61,7 +63,7 @@ def _check(fn, args, policy, order):
 @pytest.mark.parametrize("name", NAMES)
 def test_errors(name, order, policy):
     """Of every result and gradient, against float64."""
-    _check(*LOSSES[name].built, policy, order)
+    _check(*(LOSSES | RULED)[name].built, policy, order)
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from jaxamp.compiled import hlo
 from jaxamp.compiled.deviceless import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
 from tests.found.cross_entropy import absent
+from tests.found.cross_entropy.ruled import by_logits
 
 POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(loss_in_chunks=True)
 STORED = POLICY.replace(loss_in_chunks=False)
@@ -25,6 +26,10 @@ B, T, D, V = 8, 32, 16, 512
 
 def _loss(x, w, labels):
     return optax.softmax_cross_entropy_with_integer_labels(x @ w, labels).mean()
+
+
+def _ruled(x, w, labels):
+    return by_logits(x @ w, labels).mean()
 
 
 def _losses(plan):
@@ -94,16 +99,19 @@ def test_a_constraint_that_cannot_divide_a_chunk():
     _close(jax.jit(jaxamp.amp(loss, POLICY))(*operands), _loss(*operands))
 
 
-@pytest.mark.parametrize("is_checked", [True, False])
-@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
-def test_in_a_shard_map(order, is_checked):
+@pytest.mark.parametrize(
+    ("order", "is_checked", "loss"),
+    [("grad(amp(f))", True, _loss), ("grad(amp(f))", False, _loss), ("amp(grad(f))", True, _loss),
+     ("amp(grad(f))", False, _loss), ("grad(amp(f))", True, _ruled)],
+)  # fmt: skip
+def test_in_a_shard_map(order, is_checked, loss):
     """Each device has chunks of its own tokens."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     operands, specs = _operands(), (P("data"), P(), P("data"))
     exact = jax.value_and_grad(_loss, (0, 1))(*operands)
-    step = jaxamp.amp(jax.value_and_grad(_loss, (0, 1)), POLICY)
+    step = jaxamp.amp(jax.value_and_grad(loss, (0, 1)), POLICY)
     if order == "grad(amp(f))":
-        step = jax.value_and_grad(jaxamp.amp(_loss, POLICY), (0, 1))
+        step = jax.value_and_grad(jaxamp.amp(loss, POLICY), (0, 1))
 
     def each(x, w, labels):
         w = jax.lax.pcast(w, "data", to="varying")
@@ -158,6 +166,7 @@ def _looked_up(x, w, labels):
         pytest.param(_shifted, P("data"), P(), marks=pytest.mark.long),
         pytest.param(_one_hot, P(None, "data"), P(None, "model"), marks=pytest.mark.long),
         (_looked_up, P("data"), P(None, "model")),
+        (_ruled, P("data"), P()),
     ],
 )
 def test_explicit_meshes(loss, tokens, words, order):

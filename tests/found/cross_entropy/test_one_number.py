@@ -8,6 +8,7 @@ import pytest
 
 import jaxamp
 from jaxamp.found.cross_entropy.losses import chunk_losses
+from tests.found.cross_entropy.ruled import by_logits, clipped
 from tests.scopes import equations_of
 
 POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(loss_in_chunks=True)
@@ -20,6 +21,14 @@ LABELS = np.arange(T, dtype=np.int32) * 7 % V
 
 def _loss(x, w):
     return optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x) @ w, LABELS).mean()
+
+
+def _ruled(x, w):
+    return by_logits(jnp.tanh(x) @ w, LABELS).mean()
+
+
+def _norm_is_clipped(x, w):
+    return clipped(jnp.tanh(x) @ w, LABELS).mean()
 
 
 def _forward_mode(f):
@@ -62,12 +71,19 @@ WAYS = [_forward_mode, _only_activations, _only_the_matrix, _mapped, _of_an_ense
         _under_a_checkpoint, _linearized, _of_a_scan]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_derivatives(way):
-    """They are those with logits stored, as far as 16 bits tell."""
-    (found,) = jaxamp.plan_of(_loss, POLICY)(X, W).found
+BACKWARD = [way for way in WAYS if way not in (_forward_mode, _linearized)]
+
+
+@pytest.mark.parametrize(
+    ("way", "loss"),
+    [*((way, _loss) for way in WAYS), *((way, _ruled) for way in BACKWARD),
+     *((way, _norm_is_clipped) for way in BACKWARD)],
+)  # fmt: skip
+def test_derivatives(way, loss):
+    """They are those with logits stored, as far as 16 bits tell, also by a rule."""
+    (found,) = jaxamp.plan_of(loss, POLICY)(X, W).found
     assert found.forward
-    runs = [jax.jit(lambda p=p: way(jaxamp.amp(_loss, p)))() for p in (POLICY, STORED)]
+    runs = [jax.jit(lambda p=p: way(jaxamp.amp(loss, p)))() for p in (POLICY, STORED)]
     for got, want in zip(*map(jax.tree.leaves, runs), strict=True):
         assert np.linalg.norm(got - want) <= 0.01 * np.linalg.norm(want)
 

@@ -3,17 +3,20 @@
 import jax
 import optax
 import pytest
+from jax.extend.core import jaxpr_as_fun
 
-from tests.found.attention.corpus import Program
+from tests.found.attention.corpus import Program, gradient
 from tests.found.cross_entropy.finding import ORDERS, agree, replaced
 from tests.found.cross_entropy.near_misses import ALONG_EXAMPLES, NEAR_MISSES
 from tests.found.cross_entropy.newer_spellings import NEWER
 from tests.found.cross_entropy.newer_spellings import NOT_FOUND as NEWER_NOT_FOUND
+from tests.found.cross_entropy.ruled import NOT_FOUND as RULED_NOT_FOUND
+from tests.found.cross_entropy.ruled import RULED
 from tests.found.cross_entropy.spellings import LOSSES, NOT_FOUND, batch
 from tests.programs.registry import Draw
 
-ALL = LOSSES | NEWER
-NOWHERE = NOT_FOUND | NEWER_NOT_FOUND
+ALL = LOSSES | NEWER | RULED
+NOWHERE = NOT_FOUND | NEWER_NOT_FOUND | RULED_NOT_FOUND
 LATE = ("grpo_with_a_reference", "moco_queue", "padded_by_slicing", "first_word_is_right")
 """Programs with another loss beside, logits joined to others, words cut off, or one alone."""
 
@@ -24,7 +27,12 @@ SHORT = ("optax_smoothed", "log_softmax_indexed_twice", "shifted_and_flattened",
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "name",
-    [*LOSSES, *LATE, *(pytest.param(n, marks=pytest.mark.long) for n in NEWER if n not in LATE)],
+    [
+        *LOSSES,
+        *LATE,
+        *RULED,
+        *(pytest.param(n, marks=pytest.mark.long) for n in NEWER if n not in LATE),
+    ],
 )
 def test_a_loss_is_found(name, order):
     """Nothing of the size of the logits is left, forward and, with a gradient, backward."""
@@ -44,6 +52,21 @@ def test_a_loss_is_found(name, order):
 def test_chunks_compute_what_the_program_does(name, order):
     """Results and gradients are those of the program in float32."""
     agree(*replaced(LOSSES[name], order))
+
+
+LINEAR = ("maxtext_segments", "mean_inside_of_the_rule")
+"""Rules whose cotangents are linear in that of a loss, so that gradients come with it."""
+
+
+@pytest.mark.parametrize("name", [*LINEAR, "clipped_cotangents", "another_gradient_added",
+    *(pytest.param(n, marks=pytest.mark.long) for n in RULED if n not in LINEAR)])  # fmt: skip
+def test_a_rule_of_derivatives_holds(name):
+    """Gradients of chunks are those that the rule says, whether or not they are those of a loss."""
+    closed, found, args = replaced(RULED[name], "forward")
+    runs = [gradient(jaxpr_as_fun(jaxpr), args) for jaxpr in (closed, found.jaxpr)]
+    (want, floats), (got, _) = ((jax.make_jaxpr(step)(*given), given) for step, given in runs)
+    agree(want, found._replace(jaxpr=got), floats)
+    assert name not in LINEAR or "custom_jvp_call" in {e.primitive.name for e in found.jaxpr.eqns}
 
 
 def test_losses_alone_take_no_second_pass():
