@@ -136,13 +136,20 @@ def _in_memory(line: Instruction) -> list[Array]:
 
 
 def _read(module: Module, line: Instruction) -> Iterator[tuple[Array, int]]:
-    for name in dict.fromkeys(line.operands):
-        operand = line.home.by_name.get(name)
+    operands = [_viewed(line.home.by_name.get(name)) for name in line.operands]
+    for operand in dict.fromkeys(operands):
         if operand is None or not (stored := _in_memory(operand)):
             continue
-        positions = [i for i, other in enumerate(line.operands) if other == name]
+        positions = [i for i, other in enumerate(operands) if other is operand]
         touched = sum(_touched(module, line, i) for i in positions)
         yield stored[0], min(sum(a.bytes for a in stored), touched)
+
+
+def _viewed(line: Instruction | None) -> Instruction | None:
+    """Return what is in memory, of which an instruction may be another view."""
+    while line is not None and line.op == "bitcast":
+        line = line.home.by_name.get(line.operands[0])
+    return line
 
 
 def _written(module: Module, line: Instruction) -> Iterator[tuple[Array, int]]:

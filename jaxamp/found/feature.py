@@ -57,11 +57,7 @@ def _work() -> Work:
     from jaxamp.found.cross_entropy.losses import chunk_losses
     from jaxamp.rewrite.rules.movement import move
 
-    return Work(
-        replace=(fuse_attention, chunk_losses),
-        rules={"undivided": move},
-        advise=_advise,
-    )
+    return Work(replace=(fuse_attention, chunk_losses), rules={"undivided": move}, advise=_advise)
 
 
 FEATURE = Feature(

@@ -40,7 +40,8 @@ def pairs_of(level: Level) -> list[Pair]:
     """Return the pairs in a level; each equation is in one at most."""
     units = [*level.atomic()]
     reads = Counter(numbers(itertools.chain(level.exits, *(u.ins for u in units))))
-    loops = [u for u in units if _is_paired(u)]
+    mapped = (u for u in units if wiring(u.eqn) is Wiring.SCAN or _is_mapped(u))
+    loops = [u for u in mapped if not u.eqn.effects]
     found: list[Pair] = []
     taken: set[Unit] = set()
     for i, second in reversed([*enumerate(loops)]):
@@ -54,10 +55,6 @@ def pairs_of(level: Level) -> list[Pair]:
         kept = (i for i, a in outs if reads[a] > linked[a])
         found.append(Pair(first, second, links[first], frozenset(kept)))
     return found
-
-
-def _is_paired(unit: Unit) -> bool:
-    return (wiring(unit.eqn) is Wiring.SCAN or _is_mapped(unit)) and not unit.eqn.effects
 
 
 def _is_mapped(unit: Unit) -> bool:

@@ -136,7 +136,7 @@ class _Assembler:
             [
                 (
                     original[v] and operand,
-                    self.own_casts[v] and i not in shared,
+                    self.own_casts[v] and (i not in shared or v in self.readings.states),
                     self._copy_for(v, node) if copied else None,
                     i in originals,
                     is_among and self.readings.is_one_of_many(v, node),

@@ -144,6 +144,10 @@ ENTRY %main.1 (rows.2: f32[4,8], row.2: f32[1,8], i.2: s32[]) -> f32[4,8] {
 }
 """
     assert traffic.measure(hlo.parse(text)).bytes == ROW + INDEX + ROW
+    viewed = "%view.1 = f32[1,8]{1,0} bitcast(%row.2)\n  ROOT %put.3 = f32[1,8]{1,0} "
+    head, _, _ = text.partition("ROOT %put.3")
+    twice = f"{head}{viewed}add(%row.2, %view.1)\n}}\n"  # one array in memory is read
+    assert traffic.measure(hlo.parse(twice)).bytes == ROW + ROW
 
 
 @pytest.mark.parametrize(

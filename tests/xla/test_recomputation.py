@@ -875,6 +875,23 @@ def test_the_cotangent_of_a_sum_of_products_is_rounded_once(
     assert jnp.linalg.norm(mixed - plain) <= 0.02 * jnp.linalg.norm(plain)
 
 
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_the_cotangent_of_scores_is_rounded_once_for_their_bias(
+    args: Any, *, looked_up: bool
+) -> None:
+    """A bias that all rows share, of activations or of a table, adds up what the product takes."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        scores = x.reshape(2, -1, x.shape[-1]) @ w[0]
+        shared = w[1][jnp.arange(scores.shape[1]) % 8] + w[2][0] if looked_up else scores[0] @ w[1]
+        return ((jax.nn.softmax(scores + shared) @ w[2]) ** 2).mean()
+
+    jaxpr = jax.make_jaxpr(amp(loss, POLICY))(*args).jaxpr
+    assert sum(e.primitive.name == "rounded_cotangent" for e in equations(jaxpr)) == 1
+    mixed, plain = jax.grad(amp(loss, POLICY))(*args), jax.grad(loss)(*args)
+    assert jnp.linalg.norm(mixed - plain) <= 0.02 * jnp.linalg.norm(plain)
+
+
 def test_what_a_rule_solves_with_is_known_before_its_tangents(args: Any) -> None:
     """One group makes the matrix of a root's tangents and what is multiplied with these."""
     w = args[0][0]

@@ -40,7 +40,7 @@ def _is_fusible(
     if _is_between_devices(graph, node) or node.name in _NEVER_FUSED or node.eqn.effects:
         return False
     if node.role is not Role.REDUCE and False not in [
-        _is_result(uses, lowered, v) for v in node.outs
+        uses.bits[v] & _RETURNED == ESCAPES and not lowered[v] for v in node.outs
     ]:
         return False  # an optimizer's update, say: as in float32, bit for bit
     # A gather or scatter by computed indices is a kernel.
@@ -62,10 +62,6 @@ def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray
         if node.role in ARITHMETIC and union(lowered, node.ins):
             mark(lowered, node.outs, 1)
     return lowered
-
-
-def _is_result(uses: Uses, lowered: bytearray, value: int) -> bool:
-    return uses.bits[value] & _RETURNED == ESCAPES and not lowered[value]
 
 
 def is_fused_call(nest: Nest) -> bool:

@@ -29,6 +29,8 @@ class OperandReads:
         gradient for each (XLA:GPU, JAX 0.10.2: `python -m benchmarks.collectives --target h200
         --unrolled`). As by hand, the cotangents of a parameter's readers are then added up in the
         narrow format before devices do.
+      states: float32 carries that activations multiply. A backward pass reads them as they are: a
+        contraction rounds them where it multiplies, or a loop would stack the rounding as well.
       many_readers: narrow values whose cotangents are summed in float32, and the readers of each.
     """
 
@@ -51,6 +53,7 @@ class OperandReads:
         self.shares_casts = is_narrow(policy.allreduce)
         self.copies = copies
         self.own_cast = _find_own_casts(flow, stored)
+        self.states = _find_states(flow)
         self.many_readers = find_many_readers(self._graph, self._regions, copies, stored)
 
     def originals(
@@ -76,6 +79,14 @@ class OperandReads:
         """Return the precision of the copy that a reader gets, `None` for the value itself."""
         copy = self.copies.get(value)
         return copy if copy and self._regions.is_far(value, reader) else None
+
+
+def _find_states(flow: Dataflow) -> frozenset[int]:
+    """Return float32 carries that activations multiply, element by element."""
+    graph, provenance, _, _ = flow
+    kept = (carry.inner for carry in graph.carries if carry.keeps_dtype)
+    products = ((v, r) for v in kept for r in graph.readers[v] if r.name == "mul")
+    return frozenset(v for v, r in products if any(provenance.dense[x] and x != v for x in r.ins))
 
 
 _COMPUTED = (Role.ELEMENTWISE, Role.REDUCE, Role.MERGE)

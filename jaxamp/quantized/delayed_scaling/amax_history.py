@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.lax import optimization_barrier_p
 
 from jaxamp.core import jax_compat
@@ -191,8 +191,4 @@ def _takes_history(eqn: JaxprEqn) -> bool:
         casts = eqn.params["how"].casts
         return all(cast.sf_block is None and cast.out_dtype.bits == 8 for cast in casts)
     is_entered = eqn.primitive.name != "shard_map" and wiring(eqn) in _RULES
-    return is_entered and any(_has_dots(body.jaxpr) for body in nested(eqn))
-
-
-def _has_dots(jaxpr: Jaxpr) -> bool:
-    return any(map(_takes_history, jaxpr.eqns))
+    return is_entered and any(_takes_history(e) for b in nested(eqn) for e in b.jaxpr.eqns)

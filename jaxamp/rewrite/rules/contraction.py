@@ -25,5 +25,7 @@ def contract(context: RuleContext, *operands: Any) -> Sequence[Any]:
     narrow, dtype = operand.dtype, (output or operand).dtype
     if dtype == narrow and not context.originals:
         return jax_compat.bind(eqn, operands, preferred_element_type=narrow)
-    params = dict(eqn.params)
-    return [accumulate(eqn.primitive, operands, params, narrow, dtype, context.originals)]
+    own = {i for i in context.originals if decision.plan.reads[i].own_cast}
+    rounded = {i: original for i, original in context.originals.items() if i not in own}
+    read = [context.originals[i] if i in own else x for i, x in enumerate(operands)]
+    return [accumulate(eqn.primitive, read, dict(eqn.params), narrow, dtype, rounded)]

@@ -4,14 +4,14 @@ XLA may remove a narrowing that a widening follows. It then stores the wide valu
 compute in float32, beside the narrow one for the others. A value that a loop both stacks in float32
 and reads would be computed once for each.
 
-A sum of an activation and a broadcast parameter is fused, so it is float32, and so is its
-cotangent. That has two readers: the activation's, which is rounded as the activation is stored, and
-the parameter's, which another kernel reduces over rows. Unless the reduction reads the rounding as
-well, the float32 cotangent is written to memory for it. The same holds behind a batch norm that is
-read by an exponential or the like, or by several operations (a leaky ReLU, `x * hard_sigmoid(x)`):
-the cotangent is reduced over rows, read again after that, and too costly to be computed twice. And
-it holds for a sum of several products, of matrices or of activations and a parameter each, such as
-a convolution written as shifted taps.
+A sum of an activation and what is broadcast to it, a parameter or a smaller activation, is fused,
+so it is float32, and so is its cotangent. That has two readers: the activation's, which is rounded
+as the activation is stored, and the other's, which another kernel reduces over rows. Unless the
+reduction reads the rounding as well, the float32 cotangent is written to memory for it. The same
+holds behind a batch norm that is read by an exponential or the like, or by several operations (a
+leaky ReLU, `x * hard_sigmoid(x)`): the cotangent is reduced over rows, read again after that, and
+too costly to be computed twice. And it holds for a sum of several products, of matrices or of
+activations and a parameter each, such as a convolution written as shifted taps.
 
 See: https://github.com/openxla/xla/issues/41605
 """
@@ -25,7 +25,7 @@ from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, is_window, reduces_
 from jaxamp.plan.decision import CotangentRounding
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.consumers import SUMS, find_parts
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
 
@@ -109,21 +109,24 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
     graph, provenance, _, regions = findings.flow
     stored, own_cast = findings.stored, findings.readings.own_cast
 
-    def is_smaller(value: int, size: int) -> bool:
+    def is_parameter(value: int, size: int) -> bool:
         return bool(own_cast[value] or provenance.layer[value]) and graph.sizes[value] != size
+
+    def is_shared(value: int, size: int) -> bool:
+        return is_narrow(stored[value]) and is_smaller(graph.sizes[value], size)
 
     spread = {
         out
         for node in graph.nodes
         if node.role is Role.MOVE
         for source, out in node.moves
-        if is_smaller(source, graph.sizes[out])
+        if is_parameter(source, graph.sizes[out])
     }
 
     def others(node: Node) -> list[int]:
         """Return the operands that are no parameters broadcast along what the node computes."""
         size = graph.sizes[node.outs[0]]
-        return [v for v in node.ins if v not in spread and not is_smaller(v, size)]
+        return [v for v in node.ins if v not in spread and not is_parameter(v, size)]
 
     roundings = {}
     normalized = _find_normalized(findings)
@@ -133,8 +136,9 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
             stored[v] is Precision.F32 or v in regions.bias_sums for v in node.outs
         ):
             continue
-        (out,), found = node.outs, others(node)
-        whole = [v for v in found if provenance.dense[v] and graph.sizes[v] == graph.sizes[out]]
+        (out,), size = node.outs, graph.sizes[node.outs[0]]
+        found = [v for v in others(node) if not is_shared(graph.origin(v), size)]
+        whole = [v for v in found if provenance.dense[v] and graph.sizes[v] == size]
         if whole and (out in of_products or len(found) == 1):
             is_multiplied = out in of_products or out in normalized
             low = findings.narrow if is_multiplied else stored[whole[0]]

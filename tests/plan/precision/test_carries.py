@@ -206,3 +206,25 @@ def test_a_cotangent_that_a_loop_carries_back_is_not_rounded_in_every_turn() -> 
 
     exact, found = jax.grad(read_last)(values)[0], jax.grad(amp(read_last))(values)[0]
     assert jnp.linalg.norm(found - exact) < 0.01 * jnp.linalg.norm(exact)
+
+
+def test_a_state_that_gates_multiply_is_stacked_once() -> None:
+    """In float32, as the gates' cotangents need it; the transpose of a product rounds it again."""
+    seeds = jax.random.split(jax.random.key(0), 4)
+    xs = jax.random.normal(seeds[0], (8, 4, 16))
+    weights = [jax.random.normal(seed, (16, 16)) for seed in seeds[1:]]
+
+    def loss(weights: list[jax.Array]) -> jax.Array:
+        def step(state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            key, query, gate = (x @ w for w in weights)
+            read = jnp.einsum("nk,nkv->nv", query, state)
+            kept = state * jax.nn.sigmoid(gate)[:, :, None]
+            return kept + key[:, :, None] * read[:, None], read
+
+        _, read = lax.scan(step, jnp.ones((4, 16, 16)), xs)
+        return jnp.sum((read @ weights[1]) ** 2)
+
+    made = jax.make_jaxpr(jax.grad(amp(loss, "mixed_bf16")))(weights)
+    loops = (eqn for eqn in equations(made.jaxpr) if eqn.primitive.name == "scan")
+    stacks = [v.aval for eqn in loops for v in eqn.outvars if v.aval.shape == (8, 4, 16, 16)]
+    assert [aval.dtype.name for aval in stacks] == ["float32"]
