@@ -61,8 +61,12 @@ def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
     mark(bits, graph.factors, SOLVED)
     if largest <= Precision.F16.max:
         mark(bits, _find_spectra(graph), LARGE)
+    results = {c.inner: c.result for c in graph.carries if graph.is_float32[c.inner]}
     for node in forward(graph, bits):
         _TRANSFER[node.role](graph, bits, node)
+        # What starts as state is never lowered, and ends as state.
+        if node.link is Link.INIT and (result := results.get(node.outs[0])):
+            bits[result] |= bits[node.outs[0]] & STATE
     return Provenance(bits)
 
 

@@ -9,6 +9,7 @@ them is no more than what attention scores tolerate.
 from __future__ import annotations
 
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.graph.consumers import closure
 from jaxamp.plan.graph.graph import Graph, Node, is_smaller
 
 
@@ -22,16 +23,24 @@ def is_shift_invariant(graph: Graph, value: int) -> bool:
 
     Before, it may be moved, scaled, masked or mapped elementwise.
     """
+
+    def maps(node: Node) -> bool:
+        return node.is_elementwise and node.trait is not Trait.SENSITIVE
+
+    def made(value: int) -> list[int]:
+        reading = (n for n in graph.readers[value] if maps(n) or n.trait is Trait.EXTREMUM)
+        return [out for n in reading for out in n.outs]
+
     rows, extremes = {value}, set[int]()  # the value as it is mapped elementwise; its extremes
     shifted = False
-    for node in graph.nodes if graph.readers[value] else ():
+    readers = {n for v in closure([value], made) for n in graph.readers[v]}
+    for node in sorted(readers, key=lambda n: n.index):
         reads_rows, reads_extremes = (not group.isdisjoint(node.ins) for group in (rows, extremes))
-        is_elementwise = node.is_elementwise and node.trait is not Trait.SENSITIVE
         if reads_rows and reads_extremes and node.name == "sub":
             shifted = True
-        elif reads_rows and node.trait is Trait.EXTREMUM:
+        elif node.trait is Trait.EXTREMUM and (reads_rows or reads_extremes):
             extremes.update(node.outs)
-        elif is_elementwise and (reads_rows or reads_extremes):
+        elif maps(node) and (reads_rows or reads_extremes):
             (rows if reads_rows else extremes).update(node.outs)
         elif reads_rows:
             return False

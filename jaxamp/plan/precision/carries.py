@@ -27,12 +27,11 @@ def settle_carries(
     if Guard.LOOP_CARRY not in policy.guards or narrow_kinds(policy)[OpKind.ELEMENTWISE] is None:
         for carry in graph.carries:
             carry.keeps_dtype = True
-    for carry in graph.carries:
-        # What starts as an input is state, which is never lowered.
-        carry.keeps_dtype |= carry.init in graph.sources
     repeated, no_gain = frozenset[int](), Guard.NO_GAIN in policy.guards
     while True:
         provenance = find_provenance(graph, policy.low)
+        for carry in graph.carries:
+            carry.keeps_dtype |= bool(provenance.state[carry.init])
         may_lower = _lowering(graph, provenance, policy, forced)
         uses = find_uses(graph, provenance, may_lower, repeated, no_gain=no_gain)
         unsafe = [
@@ -73,13 +72,12 @@ def _is_safe(graph: Graph, provenance: Provenance, uses: Uses, carry: Carry) -> 
 
 
 def _is_activation(provenance: Provenance, uses: Uses, carry: Carry) -> bool:
-    """Return whether a carry starts as a computed value, and Compute in the body reads it.
+    """Return whether a carry is a computed value, and Compute in the body reads it.
 
-    A parameter under training is read by Compute too, but starts as an input or ends as a result.
+    A parameter under training is read by Compute too, but starts as state or ends as a result.
     """
     return bool(
-        not provenance.state[carry.init]
-        and provenance.dense[carry.out]
+        provenance.dense[carry.out]
         and uses.reaches[carry.inner]
         and not uses.escapes[carry.result]
         and not uses.stops_loop[carry.inner]

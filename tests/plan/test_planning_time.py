@@ -1,0 +1,55 @@
+"""Planning takes time that is linear in the program, counted in calls of Python functions."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxamp import PrecisionPolicy
+from jaxamp.plan import plan_program
+
+X, W = jnp.ones((8, 64)), jnp.ones((64, 64))
+FEW, MANY = 6, 24
+Loss = Callable[[Any, jax.Array], jax.Array]
+
+
+def layers(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """A residual network whose weights, and so their gradients, are larger than a batch."""
+    for w in weights:
+        x = x + jax.nn.gelu(x @ w)
+    return jnp.mean(x**2)
+
+
+def loops(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Recurrences one after the other, the state of the first of which is an input."""
+    for w in weights:
+        x = lax.scan(lambda h, _, w=w: (jnp.tanh(h @ w), None), x, None, length=3)[0]
+    return jnp.mean(x**2)
+
+
+def _calls(loss: Loss, count: int) -> float:
+    """Calls of Python functions for each layer, to plan value and gradient of so many."""
+    jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))([W] * count, X)
+    calls = 0
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        plan_program(jaxpr, PrecisionPolicy.MIXED_BF16)
+    finally:
+        sys.setprofile(None)
+    return calls / count
+
+
+@pytest.mark.parametrize("loss", [layers, loops])
+def test_four_times_as_many_layers_take_four_times_as_long(loss: Loss):
+    """A layer of many is planned in as many calls as one of few."""
+    _calls(loss, FEW)  # what is imported and looked up once
+    assert _calls(loss, MANY) < 1.1 * _calls(loss, FEW)
