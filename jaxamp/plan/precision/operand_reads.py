@@ -10,6 +10,7 @@ from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import is_state_update
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph.sweeps import column
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.policy.policy import PrecisionPolicy
 
@@ -18,11 +19,11 @@ class OperandReads:
     """Precisions and forms in which values are read.
 
     Attributes:
-      own_cast: boundary values, what is made of them without Compute, updates of state, and values
-        only moved from these: each reader makes its own cast, so that cotangents are summed in
-        float32; XLA merges the casts themselves. Contractions may share one all the same, see
-        `shares_casts`. Float32 invariants of a loop are among them: their cotangents are summed
-        over iterations.
+      own_cast: boundary values, what is made of them alone, without Compute, with as many numbers,
+        updates of state, and values only moved from these: each reader makes its own cast, so that
+        cotangents are summed in float32; XLA merges the casts themselves. Contractions may share
+        one all the same, see `shares_casts`. Float32 invariants of a loop are among them: their
+        cotangents are summed over iterations.
       copies: precision of the copy that far readers of a fused value get.
       shares_casts: whether contractions share their casts of boundary values, as devices add up
         narrow cotangents: the partitioner gathers a parameter for each of its casts, and reduces a
@@ -90,29 +91,31 @@ def _find_states(flow: Dataflow) -> frozenset[int]:
 
 
 _COMPUTED = (Role.ELEMENTWISE, Role.REDUCE, Role.MERGE)
+_MADE = 2  # made of such values alone, a statistic of them or not; with the flag 1 it is one
 
 
-def _find_own_casts(flow: Dataflow, stored: Sequence[Precision | None]) -> bytearray:
+def _find_own_casts(flow: Dataflow, stored: Sequence[Precision | None]) -> bytes:
     graph, provenance, uses, _ = flow
-    own_cast, known = bytearray(len(graph.avals)), graph.constants
+    bits, known = bytearray(len(graph.avals)), graph.constants
     for value in graph.sources:
-        own_cast[value] = not is_narrow(stored[value])
+        bits[value] = 0 if is_narrow(stored[value]) else 1 | _MADE
     for carry in graph.carries:
-        own_cast[carry.inner] = own_cast[carry.result] = carry.keeps_dtype
+        bits[carry.inner] = bits[carry.result] = carry.keeps_dtype * (1 | _MADE)
     for node in graph.nodes:
         if node.role is Role.MOVE:
             for source, out in node.moves:
-                own_cast[out] = own_cast[source]
+                bits[out] = bits[source]
         elif node.link is Link.SLICE:
-            own_cast[node.outs[0]] = own_cast[node.ins[0]]
+            bits[node.outs[0]] = bits[node.ins[0]]
         elif node.link is Link.INVARIANT:
-            own_cast[node.outs[0]] = not is_narrow(stored[node.outs[0]])
+            bits[node.outs[0]] = 0 if is_narrow(stored[node.outs[0]]) else 1 | _MADE
         elif node.role in _COMPUTED:
-            read = {own_cast[v] for v in node.ins if graph.is_float32[v] and v not in known}
-            is_own = is_state_update(provenance, uses, node) or read == {1}
-            for out in node.outs:
-                own_cast[out] = is_own
-    return own_cast
+            read = [bits[v] & _MADE for v in node.ins if graph.is_float32[v] and v not in known]
+            is_update = is_state_update(provenance, uses, node)
+            made = _MADE if is_update or (read and all(read)) else 0
+            for out in node.outs:  # an update, or of the size of what it is made of
+                bits[out] = made | (is_update or bool(made and provenance.state[out]))
+    return column(bits, 1)
 
 
 # JAX rounds a sum of n cotangents n - 1 times: of four, no more often than a hand that is right.
