@@ -39,7 +39,7 @@ At = tuple[int, Rows | None]
 """An operand by its index, and where its tokens are."""
 
 End = tuple[Atom, Rows | None]
-"""What a program returns, and where its tokens are."""
+"""A result of a program, and where its tokens are."""
 
 
 class Step(NamedTuple):
