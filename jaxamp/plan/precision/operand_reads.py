@@ -24,6 +24,7 @@ class OperandReads:
         cotangents are summed in float32; XLA merges the casts themselves. Contractions may share
         one all the same, see `shares_casts`. Float32 invariants of a loop are among them: their
         cotangents are summed over iterations.
+      made: what is made of boundary values alone, rows that are looked up and statistics among it.
       copies: precision of the copy that far readers of a fused value get.
       shares_casts: whether contractions share their casts of boundary values, as devices add up
         narrow cotangents: the partitioner gathers a parameter for each of its casts, and reduces a
@@ -53,7 +54,8 @@ class OperandReads:
         self._graph, _, _, self._regions = flow
         self.shares_casts = is_narrow(policy.allreduce)
         self.copies = copies
-        self.own_cast = _find_own_casts(flow, stored)
+        made = _find_made(flow, stored)
+        self.own_cast, self.made = column(made, _OWN), column(made, _MADE)
         self.states = _find_states(flow)
         self.many_readers = find_many_readers(self._graph, self._regions, copies, stored)
 
@@ -91,16 +93,16 @@ def _find_states(flow: Dataflow) -> frozenset[int]:
 
 
 _COMPUTED = (Role.ELEMENTWISE, Role.REDUCE, Role.MERGE)
-_MADE = 2  # made of such values alone, a statistic of them or not; with the flag 1 it is one
+_OWN, _MADE = 1, 2
 
 
-def _find_own_casts(flow: Dataflow, stored: Sequence[Precision | None]) -> bytes:
+def _find_made(flow: Dataflow, stored: Sequence[Precision | None]) -> bytearray:
     graph, provenance, uses, _ = flow
     bits, known = bytearray(len(graph.avals)), graph.constants
     for value in graph.sources:
-        bits[value] = 0 if is_narrow(stored[value]) else 1 | _MADE
+        bits[value] = 0 if is_narrow(stored[value]) else _OWN | _MADE
     for carry in graph.carries:
-        bits[carry.inner] = bits[carry.result] = carry.keeps_dtype * (1 | _MADE)
+        bits[carry.inner] = bits[carry.result] = carry.keeps_dtype * (_OWN | _MADE)
     for node in graph.nodes:
         if node.role is Role.MOVE:
             for source, out in node.moves:
@@ -108,14 +110,14 @@ def _find_own_casts(flow: Dataflow, stored: Sequence[Precision | None]) -> bytes
         elif node.link is Link.SLICE:
             bits[node.outs[0]] = bits[node.ins[0]]
         elif node.link is Link.INVARIANT:
-            bits[node.outs[0]] = 0 if is_narrow(stored[node.outs[0]]) else 1 | _MADE
+            bits[node.outs[0]] = 0 if is_narrow(stored[node.outs[0]]) else _OWN | _MADE
         elif node.role in _COMPUTED:
             read = [bits[v] & _MADE for v in node.ins if graph.is_float32[v] and v not in known]
             is_update = is_state_update(provenance, uses, node)
             made = _MADE if is_update or (read and all(read)) else 0
             for out in node.outs:  # an update, or of the size of what it is made of
-                bits[out] = made | (is_update or bool(made and provenance.state[out]))
-    return column(bits, 1)
+                bits[out] = made | (is_update or bool(made and provenance.state[out])) * _OWN
+    return bits
 
 
 # JAX rounds a sum of n cotangents n - 1 times: of four, no more often than a hand that is right.

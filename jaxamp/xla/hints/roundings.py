@@ -107,10 +107,10 @@ def _is_weight(findings: Findings, node: Node) -> bool:
 def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]:
     """Return how the cotangent of each such sum is rounded."""
     graph, provenance, _, regions = findings.flow
-    stored, own_cast = findings.stored, findings.readings.own_cast
+    stored, made = findings.stored, findings.readings.made
 
     def is_parameter(value: int, size: int) -> bool:
-        return bool(own_cast[value] or provenance.layer[value]) and graph.sizes[value] != size
+        return bool(made[value] or provenance.layer[value]) and graph.sizes[value] != size
 
     def is_shared(value: int, size: int) -> bool:
         return is_narrow(stored[value]) and is_smaller(graph.sizes[value], size)
