@@ -20,10 +20,8 @@ from jaxamp.jaxprs.name_stack import joined_scope
 from jaxamp.jaxprs.nested import RULED, called, is_region, nested
 
 _OPENED = frozenset({"jit", "pjit", "closed_call", "call"})
-_SOFTMAX = (
-    "custom_jvp_call",
-    "_softmax",
-)  # JAX's own, whose rule is the derivative, see jax/_src/nn/functions.py
+# JAX's own, whose rule is the derivative, see jax/_src/nn/functions.py.
+_SOFTMAX = "custom_jvp_call", "_softmax"
 _LARGEST = 1 << 26  # elements of a known array: the causal mask of 8,192 words
 
 Given = Mapping[int, tuple[KnownArrays, Atom]]

@@ -40,8 +40,7 @@ def pairs_of(level: Level) -> list[Pair]:
     """Return the pairs in a level; each equation is in one at most."""
     units = [*level.atomic()]
     reads = Counter(numbers(itertools.chain(level.exits, *(u.ins for u in units))))
-    mapped = (u for u in units if wiring(u.eqn) is Wiring.SCAN or _is_mapped(u))
-    loops = [u for u in mapped if not u.eqn.effects]
+    loops = [u for u in units if _is_paired(u)]
     found: list[Pair] = []
     taken: set[Unit] = set()
     for i, second in reversed([*enumerate(loops)]):
@@ -55,6 +54,10 @@ def pairs_of(level: Level) -> list[Pair]:
         kept = (i for i, a in outs if reads[a] > linked[a])
         found.append(Pair(first, second, links[first], frozenset(kept)))
     return found
+
+
+def _is_paired(unit: Unit) -> bool:
+    return (wiring(unit.eqn) is Wiring.SCAN or _is_mapped(unit)) and not unit.eqn.effects
 
 
 def _is_mapped(unit: Unit) -> bool:

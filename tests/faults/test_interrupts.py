@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
-import jaxamp
 from jaxamp import amp
 from jaxamp.policy.context import current_policy
+from tests.calls import entered
 from tests.faults.programs import inputs, loss, same
 
-OURS = str(Path(jaxamp.__file__).parent)
 MOMENTS = 5  # spread over the calls that jaxamp makes while it traces
-
-
-def _interrupted_at(count: int, call: Callable[[], Any]) -> int:
-    """Make `call`, interrupted when jaxamp enters its function number `count`; how many it did."""
-    entered = 0
-
-    def profile(frame: Any, event: str, _: Any) -> None:
-        nonlocal entered
-        code = frame.f_code
-        if event != "call" or code.co_flags & inspect.CO_GENERATOR:
-            return  # a generator is entered once more when it is dropped, where nobody can raise
-        if code.co_filename.startswith(OURS):
-            entered += 1
-            if entered == count:
-                raise KeyboardInterrupt
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return entered
 
 
 def _fresh() -> Callable[..., Any]:
@@ -56,12 +30,12 @@ def test_an_interrupted_trace_leaves_nothing_behind() -> None:
 
     args, policy = inputs(), current_policy()
     want = wrap(_fresh())(*args)
-    total = _interrupted_at(-1, lambda: wrap(_fresh())(*args))  # the caches are warm by now
+    total = entered(lambda: wrap(_fresh())(*args))  # the caches are warm by now
     assert total > 20 * MOMENTS
     for moment in range(1, int(0.95 * total), total // MOMENTS):
         stepped = wrap(_fresh())
         with pytest.raises(KeyboardInterrupt):
-            _interrupted_at(moment, lambda f=stepped: f(*args))
+            entered(lambda f=stepped: f(*args), until=moment)
         assert current_policy() == policy
         same(stepped(*args), want)
 

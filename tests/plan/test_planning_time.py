@@ -1,6 +1,5 @@
-"""Planning takes time that is linear in the program, counted in calls of Python functions."""
+"""Planning takes time that is linear in the program, counted in calls of functions."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from jax import lax
 
 from jaxamp import PrecisionPolicy
 from jaxamp.plan import plan_program
+from tests.calls import entered
 
 X, W = jnp.ones((8, 64)), jnp.ones((64, 64))
 FEW, MANY = 6, 24
@@ -32,20 +32,9 @@ def loops(weights: list[jax.Array], x: jax.Array) -> jax.Array:
 
 
 def _calls(loss: Loss, count: int) -> float:
-    """Calls of Python functions for each layer, to plan value and gradient of so many."""
+    """Calls of functions for each layer, to plan value and gradient of so many."""
     jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))([W] * count, X)
-    calls = 0
-
-    def profile(frame: Any, event: str, _: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(profile)
-    try:
-        plan_program(jaxpr, PrecisionPolicy.MIXED_BF16)
-    finally:
-        sys.setprofile(None)
-    return calls / count
+    return entered(lambda: plan_program(jaxpr, PrecisionPolicy.MIXED_BF16)) / count
 
 
 @pytest.mark.parametrize("loss", [layers, loops])

@@ -118,8 +118,7 @@ class _Attentions:
         if layout is None:
             return "there is one query for all keys"
         biases = [step for step in found.steps if isinstance(step, Bias)]
-        moves = not found.backward or any(name.startswith("dbias") for name in found.results)
-        if moves and any(has_slope(step, found.keys, scores) for step in biases):
+        if _has_bias_grad(found) and any(has_slope(step, found.keys, scores) for step in biases):
             return _SLOPE
         spec, rest, is_sure = kernel_words(found, scores, layout)
         masked_again = set[bool]() if is_sure else scores.weights_masked_again(found.exponential)
@@ -177,6 +176,11 @@ def _is_transpose(found: Found, scores: Scores) -> bool:
     if not first:
         return False
     return found.dout is None or max(out, place(scores.home(found.dout))) >= min(first.values())
+
+
+def _has_bias_grad(found: Found) -> bool:
+    """Return whether the cotangent of a bias is computed, or may be once this is differentiated."""
+    return not found.backward or any(name.startswith("dbias") for name in found.results)
 
 
 def _kept_beside(level: Level, chosen: Sequence[Replacement]) -> frozenset[int]:

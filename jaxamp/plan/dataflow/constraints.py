@@ -80,7 +80,7 @@ def misstated(
 ) -> Iterator[Constraint]:
     """Yield why a format makes other numbers of some values: infinities, or other integers."""
     if union(provenance.bits, values) & LARGE:
-        yield Constraint(f"a constant, or power of a wave, is beyond {low.short}", Guard.RANGE)
+        yield Constraint(f"a constant, or a power spectrum, is beyond {low.short}", Guard.RANGE)
     bounds = (end for v in values if not provenance.dense[v] for end in graph.ranges[v])
     if any(_overflows(low, end) for end in bounds):
         yield Constraint(f"known numbers are beyond {low.short}", Guard.RANGE)

@@ -19,7 +19,7 @@ STATISTIC = 4  # reduced from other values (a mean, a norm, a maximum), not dens
 SOLVED = 8  # result of a matrix factorization, or of a solver that reads one
 LAYER = 16  # a slice of a stacked boundary value in a loop: a layer's weights
 WIDENED = 32  # an explicit cast from a narrower float
-LARGE = 64  # may contain a number that is infinite in the narrow format: a constant, a power
+LARGE = 64  # may contain a constant, or power spectrum, that is infinite in the narrow format
 TINY = 128  # depends on a constant that is zero in the narrow format
 
 
@@ -71,7 +71,7 @@ def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
 
 
 def _find_spectra(graph: Graph) -> frozenset[int]:
-    """Return powers of waves: those of 1,000 samples of a signal up to one are up to 250,000."""
+    """Return power spectra: of 1,000 samples of a signal up to one they are up to 250,000."""
     waves = {
         v
         for node in (graph.nodes if "fft" in graph.named else ())

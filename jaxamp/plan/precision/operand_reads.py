@@ -93,16 +93,17 @@ def _find_states(flow: Dataflow) -> frozenset[int]:
 
 
 _COMPUTED = (Role.ELEMENTWISE, Role.REDUCE, Role.MERGE)
-_OWN, _MADE = 1, 2
+_OWN, _MADE = 1, 2  # flags of `own_cast` and of `made`
+_BOUNDARY = _OWN | _MADE
 
 
 def _find_made(flow: Dataflow, stored: Sequence[Precision | None]) -> bytearray:
     graph, provenance, uses, _ = flow
     bits, known = bytearray(len(graph.avals)), graph.constants
     for value in graph.sources:
-        bits[value] = 0 if is_narrow(stored[value]) else _OWN | _MADE
+        bits[value] = 0 if is_narrow(stored[value]) else _BOUNDARY
     for carry in graph.carries:
-        bits[carry.inner] = bits[carry.result] = carry.keeps_dtype * (_OWN | _MADE)
+        bits[carry.inner] = bits[carry.result] = _BOUNDARY * carry.keeps_dtype
     for node in graph.nodes:
         if node.role is Role.MOVE:
             for source, out in node.moves:
@@ -110,13 +111,14 @@ def _find_made(flow: Dataflow, stored: Sequence[Precision | None]) -> bytearray:
         elif node.link is Link.SLICE:
             bits[node.outs[0]] = bits[node.ins[0]]
         elif node.link is Link.INVARIANT:
-            bits[node.outs[0]] = 0 if is_narrow(stored[node.outs[0]]) else _OWN | _MADE
+            bits[node.outs[0]] = 0 if is_narrow(stored[node.outs[0]]) else _BOUNDARY
         elif node.role in _COMPUTED:
             read = [bits[v] & _MADE for v in node.ins if graph.is_float32[v] and v not in known]
             is_update = is_state_update(provenance, uses, node)
-            made = _MADE if is_update or (read and all(read)) else 0
-            for out in node.outs:  # an update, or of the size of what it is made of
-                bits[out] = made | (is_update or bool(made and provenance.state[out])) * _OWN
+            is_made = is_update or (bool(read) and all(read))
+            for out in node.outs:
+                is_own = is_update or (is_made and bool(provenance.state[out]))
+                bits[out] = is_made * _MADE | is_own * _OWN
     return bits
 
 
