@@ -54,15 +54,15 @@ if TYPE_CHECKING:
 
 # Imported when they are first used: a program that only calls `amp` needs none of them.
 _LAZY = {
-    "Scaling": "jaxamp.quantized.scaling",
-    "auto_policy": "jaxamp.training.auto_policy",
-    "diff": "jaxamp.inspect.diff",
-    "estimate": "jaxamp.tools.estimate",
-    "explain": "jaxamp.inspect.explain",
-    "probe": "jaxamp.numerics.probe",
-    "report": "jaxamp.inspect.report",
-    "serve": "jaxamp.tools.serving",
-    "tune": "jaxamp.tools.tune",
+    "Scaling": "quantized.scaling",
+    "auto_policy": "training.auto_policy",
+    "diff": "inspect.diff",
+    "estimate": "tools.estimate",
+    "explain": "inspect.explain",
+    "probe": "numerics.probe",
+    "report": "inspect.report",
+    "serve": "tools.serving",
+    "tune": "tools.tune",
 }
 
 __all__ = [
@@ -92,21 +92,26 @@ __all__ = [
 
 # The word "auto", which times a product on a CPU, is imported when a policy is first called so.
 installed.enter()
-RESOLVED["auto"] = lambda: importlib.import_module("jaxamp.training.auto_policy").resolve()
+RESOLVED["auto"] = lambda: _imported("auto", "training.auto_policy", errors.PolicyError).resolve()
 
 
 def __getattr__(name: str) -> Any:
     """Import a name of `_LAZY`, or the training pieces, when first used."""
     if name not in _LAZY and name != "training":
         raise _lacking(name)
+    module = _imported(name, _LAZY.get(name, "training"), AttributeError)
+    value = globals()[name] = module if name == "training" else getattr(module, name)
+    return value
+
+
+def _imported(word: str, module: str, lacking: type[Exception]) -> Any:
+    """Import a module for a word, or raise an error that names the feature that is not here."""
     try:
-        module = importlib.import_module(_LAZY.get(name, "jaxamp.training"))
+        return importlib.import_module(f"jaxamp.{module}")
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("jaxamp."):
             raise
-        raise AttributeError(absent(name, str(error.name).split(".")[1]), name=name) from error
-    value = globals()[name] = module if name == "training" else getattr(module, name)
-    return value
+        raise lacking(absent(word, str(error.name).split(".")[1])) from error
 
 
 def _lacking(name: str) -> Exception:

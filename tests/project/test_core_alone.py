@@ -14,6 +14,7 @@ from jaxamp import Precision, PrecisionPolicy, Rule, amp, keep_precision, plan_o
 from jaxamp.core.features import fields, lacking
 from jaxamp.errors import PolicyError
 from tests import tolerances
+from tests.project.removable import FEATURES
 
 POLICIES = "bf16", "f16", "mixed_f16_conservative", "c=bf16,o=f32"
 W = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
@@ -76,6 +77,17 @@ def test_a_name_of_an_absent_feature() -> None:
     needed = "|".join(missing)
     with pytest.raises(AttributeError, match=f"report needs jaxamp's feature '({needed})', which"):
         _ = jaxamp.report
+
+
+def test_a_word_that_asks_the_device() -> None:
+    """The policy that suits the device is found, or a folder is named that is missing."""
+    package = Path(jaxamp.__file__).parent
+    rooms = [room for room in FEATURES if not (package / room).is_dir()]
+    if not {"training", "numerics", "inspect"} & {*rooms}:
+        assert PrecisionPolicy.parse("auto").name in ("always_f32", "mixed_bf16", "mixed_f16")
+        return
+    with pytest.raises(PolicyError, match=f"auto needs jaxamp's feature '({'|'.join(rooms)})', w"):
+        PrecisionPolicy.parse("auto")
 
 
 def test_what_is_no_policy_needs_no_feature() -> None:
