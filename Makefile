@@ -22,8 +22,8 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 
 # What `make test` leaves out, then samples of the conformance runs; `EVERY=40` runs one test in
-# forty, and `FIRST=7` begins with the eighth. Tests for chips that are not here run where their
-# compilers are: `python -m jaxamp estimate --install gpu`, and the same with `tpu`.
+# forty of each function, one at least, and `FIRST=7` begins with the eighth. Tests for chips that
+# are not here run where their compilers are: `python -m jaxamp estimate --install gpu`, and `tpu`.
 EVERY ?= 1
 FIRST ?= 0
 test-long: $(VENV)/.installed-test

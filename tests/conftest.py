@@ -24,7 +24,9 @@ if os.environ["JAX_PLATFORMS"] == "cpu" and QUICK[0].partition("=")[0] not in fl
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """One test in so many, for a machine that has no hours; other ones from another first one."""
-    parser.addoption("--every", type=int, default=1, help="run one of so many selected tests")
+    parser.addoption(
+        "--every", type=int, default=1, help="run one of so many tests of each function"
+    )
     parser.addoption("--first", type=int, default=0, help="how many to leave out before that")
 
 

@@ -43,9 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         mark = item.get_closest_marker("product")
         if mark is not None and item.get_closest_marker("long") is None:
-            function = item.nodeid.partition("[")[0]
-            groups.setdefault(function, {}).setdefault(_key(item, mark.args), []).append(item)
-            every[function] = mark.kwargs.get("every", 1)
+            cases = groups.setdefault(_function(item), {})
+            cases.setdefault(_key(item, mark.args), []).append(item)
+            every[_function(item)] = mark.kwargs.get("every", 1)
     for function, cases in groups.items():
         for turn, of_one_value in enumerate(cases.values()):
             number, is_left_out = divmod(turn, every[function])
@@ -55,8 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("long")
 
 
-def one_in(cases: Sequence[Any], every: int, first: int = 0) -> list[Any]:
-    """Choose one case in so many: of a large product as of tests that stand alone.
+def one_in(cases: Sequence[pytest.Item], every: int, first: int = 0) -> list[pytest.Item]:
+    """Choose one case in so many of each test function, and one at least.
 
     Raises:
         ValueError: `every` is not positive, or `first` is not below it.
@@ -65,7 +65,15 @@ def one_in(cases: Sequence[Any], every: int, first: int = 0) -> list[Any]:
         raise ValueError(f"--every is the distance between tests that run, at least 1, not {every}")
     if not 0 <= first < every:
         raise ValueError(f"--first is below --every, {every}, and not negative; it is {first}")
-    return list(cases[first::every])
+    functions: dict[str, list[pytest.Item]] = {}
+    for case in cases:
+        functions.setdefault(_function(case), []).append(case)
+    kept = {case for of_one in functions.values() for case in of_one[first % len(of_one) :: every]}
+    return [case for case in cases if case in kept]
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 def _key(item: Any, names: tuple[str, ...]) -> tuple[str, ...]:

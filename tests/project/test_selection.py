@@ -18,8 +18,8 @@ PACKAGE = Path(__file__).parents[2] / "jaxamp"
 class Item:
     """A case of a test, as far as the selection looks at it."""
 
-    def __init__(self, marks: list[pytest.Mark], **params: Any) -> None:
-        self.nodeid = f"tests/test_it.py::test_it[{params}]"
+    def __init__(self, marks: list[pytest.Mark], called: str = "", **params: Any) -> None:
+        self.nodeid = called or f"tests/test_it.py::test_it[{params}]"
         self.callspec = SimpleNamespace(params=params)
         self.marks = {mark.name: mark for mark in marks}
 
@@ -54,14 +54,21 @@ def test_every_leaves_out_values_and_the_others_take_turns() -> None:
     assert kept == [{"name": "a", "policy": "bf16"}, {"name": "d", "policy": "f16"}]
 
 
-def test_one_test_in_so_many() -> None:
-    assert selection.one_in("abcdefg", 3) == ["a", "d", "g"]
-    assert selection.one_in("abcdefg", 3, 2) == ["c", "f"]
-    assert selection.one_in("abc", 1) == ["a", "b", "c"]
+def test_one_test_in_so_many_of_each_function() -> None:
+    """A function with fewer tests has one, another one where the first is another."""
+    names = "long[a]", "long[b]", "long[c]", "long[d]", "short", "two[a]", "two[b]"
+    cases: list[Any] = [Item([], called=name) for name in names]
+
+    def chosen(every: int, first: int = 0) -> list[str]:
+        return [case.nodeid for case in selection.one_in(cases, every, first)]
+
+    assert chosen(3) == ["long[a]", "long[d]", "short", "two[a]"]
+    assert chosen(3, 1) == ["long[b]", "short", "two[b]"]
+    assert chosen(1) == [*names]
     with pytest.raises(ValueError, match="at least 1, not 0"):
-        selection.one_in("abc", 0)
+        chosen(0)
     with pytest.raises(ValueError, match="below --every, 3"):
-        selection.one_in("abc", 3, 3)
+        chosen(3, 3)
 
 
 def test_attributes_tell_values_apart() -> None:
