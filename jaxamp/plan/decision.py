@@ -21,7 +21,7 @@ from jaxamp.policy.rules import Rule
 
 
 class CotangentRounding(NamedTuple):
-    """A rounding of the cotangent of a sum, for the activation and the parameter alike.
+    """A rounding of the cotangent of a sum or product, for activation and parameter alike.
 
     Attributes:
       activation: index of the operand that is an activation; its stored precision is that of the

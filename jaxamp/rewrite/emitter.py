@@ -40,7 +40,7 @@ class Emitter:
         return function
 
     def add(self, eqn: JaxprEqn, operands: Sequence[Any], of: CotangentRounding) -> Any:
-        """Add or subtract, where the cotangent is to be rounded for both operands."""
+        """Add, subtract or multiply, where the cotangent is to be rounded for both operands."""
         return jax_compat.bind(eqn, operands)[0]
 
     def gather(self, table: Any, indices: Any, params: dict[str, Any]) -> Any:

@@ -70,7 +70,7 @@ class SteeringEmitter(Emitter):
         return partial(fused, inside, self._group)
 
     def add(self, eqn: JaxprEqn, operands: Sequence[Any], of: CotangentRounding) -> Any:
-        """Add or subtract; the transpose rounds the cotangent."""
+        """Add, subtract or multiply; the transpose rounds the cotangent."""
         return sum_with_rounded_cotangent(eqn, operands, of)
 
     def gather(self, table: Any, indices: Any, params: dict[str, Any]) -> Any:

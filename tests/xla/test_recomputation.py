@@ -1,5 +1,6 @@
 """Fused groups and constants made inside loops, seen in the programs that `amp` emits."""
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -805,24 +806,23 @@ def test_masks_that_are_combined_are_made_again(dense: Any) -> None:
 
 
 @pytest.mark.parametrize("curve", [jax.nn.leaky_relu, jax.nn.hard_swish, jax.nn.silu])
-@pytest.mark.parametrize("by_image", [False, True])
-def test_cotangents_behind_a_batch_norm_are_rounded_once(
-    dense: Any, curve: Any, *, by_image: bool
+@pytest.mark.parametrize("learnt", [operator.add, operator.mul])
+@pytest.mark.parametrize("over", ["all", "image", "row"])
+def test_cotangents_behind_a_norm_are_rounded_once(
+    dense: Any, curve: Any, learnt: Any, over: str
 ) -> None:
-    """What several operations read has a sum of cotangents, which is stored before it is folded.
-
-    Folded for each image it is made again, unless it is costly.
-    """
+    """Before a norm of all rows where several read it, before others where that is costly."""
     weights, x = dense
-    normed = jax.vmap(lambda y: batch_normed(y[None])[0]) if by_image else batch_normed
+    axes = {"all": (0, 1, 2), "image": (1, 2), "row": -1}[over]
 
     def curved(b: jax.Array, weights: list[jax.Array], x: jax.Array) -> jax.Array:
-        return (convolved(curve(normed(convolved(x, weights[0])) + b), weights[1]) ** 2).mean()
+        normed = jax.nn.standardize(convolved(x, weights[0]), axes)
+        return (convolved(curve(learnt(normed, b)), weights[1]) ** 2).mean()
 
-    b = jnp.zeros(8)
+    b = jnp.full(8, 0.5)
     jaxpr = jax.make_jaxpr(amp(curved, POLICY))(b, weights, x).jaxpr
     echoes = [e.params["of"] for e in equations(jaxpr) if e.primitive.name == "rounded_cotangent"]
-    assert any(of.is_multiplied for of in echoes) == (not by_image or curve is jax.nn.silu)
+    assert [of.is_multiplied for of in echoes] == [True] * (over == "all" or curve is jax.nn.silu)
     mixed = jax.grad(amp(curved, POLICY), 1)(b, weights, x)
     for found, plain in zip(mixed, jax.grad(curved, 1)(b, weights, x), strict=True):
         assert jnp.linalg.norm(found - plain) <= 0.1 * jnp.linalg.norm(plain)

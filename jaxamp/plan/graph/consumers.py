@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, KeysView, Sequence
+from collections.abc import Callable, Hashable, Iterable, KeysView
 from typing import TypeVar
 
 from jaxamp.core.taxonomy import Trait
@@ -34,7 +34,8 @@ def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> Key
     """
 
     def made(value: int) -> list[int]:
-        return [v for n in graph.readers[value] if passes(n) for v in _made(n, value)]
+        readers = (n for n in graph.readers[value] if passes(n))
+        return [out for n in readers for out, read in read_for_results(n) if value in read]
 
     return closure([start], made)
 
@@ -92,6 +93,13 @@ def find_parts(
     return parts
 
 
+def read_for_results(node: Node) -> list[tuple[int, tuple[int, ...]]]:
+    """Return a node's results, each with the operands it is computed from."""
+    if node.role is Role.MOVE:
+        return [(out, (source,)) for source, out in node.moves]
+    return [(out, node.ins) for out in node.outs]
+
+
 def is_square(node: Node) -> bool:
     """Return whether a node multiplies a value by itself."""
     if node.name == "mul":
@@ -107,9 +115,3 @@ def is_movement(node: Node) -> bool:
 def is_exact(node: Node) -> bool:
     """Return whether a node moves or joins values, or is exact in every format."""
     return node.role in (Role.MOVE, Role.MERGE) or node.trait is Trait.EXACT
-
-
-def _made(node: Node, value: int) -> Sequence[int]:
-    if node.role is Role.MOVE:
-        return [out for source, out in node.moves if source == value]
-    return node.outs

@@ -16,7 +16,7 @@ from typing import Any
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
-from jaxamp.plan.graph.consumers import ADDS, descendants, is_movement, is_square
+from jaxamp.plan.graph.consumers import ADDS, descendants, is_movement, is_square, read_for_results
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
@@ -59,7 +59,7 @@ class _Joins:
             self.normalized[value] = is_normalized
             any_dense |= dense[value]
         if any_dense and is_fused and not self.regions.kernels[node.index]:
-            for value, parts in _parts(node):
+            for value, parts in read_for_results(node):
                 if dense[value]:
                     self._enter(node, value, parts)
 
@@ -206,7 +206,7 @@ def _find_shared(flow: Dataflow) -> set[int]:
     root = list(range(len(graph.avals)))  # per fused value, the one join that it is computed from
     later: dict[int, Any] = {}
     for node in graph.nodes:
-        for value, parts in _parts(node) if node.role in ARITHMETIC else ():
+        for value, parts in read_for_results(node) if node.role in ARITHMETIC else ():
             if not (dense[value] and fused[value]):
                 continue
             roots = {root[v] for v in parts if dense[v] and _is_large(graph, v, value)}
@@ -247,13 +247,6 @@ def _overlaps(graph: Graph, node: Node) -> bool:
         return False
     part, whole = graph.sizes[node.outs[0]], graph.sizes[node.ins[0]]
     return is_smaller(part, whole) and is_smaller(whole, 2 * part)
-
-
-def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
-    """Return a node's results, each with the operands it is computed from."""
-    if node.role is Role.MOVE:
-        return [(out, (source,)) for source, out in node.moves]
-    return [(out, node.ins) for out in node.outs]
 
 
 def store_bias_sums(flow: Dataflow) -> None:

@@ -15,9 +15,9 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.rewrite.registry import RuleContext, rewrites
 
 
-@rewrites("add", "sub")
+@rewrites("add", "sub", "mul")
 def add(context: RuleContext, *operands: Any) -> Sequence[Any]:
-    """Add or subtract; round the cotangent where that is decided."""
+    """Add, subtract or multiply; round the cotangent where that is decided."""
     rounding = context.decision.plan.hints.cotangent_rounding
     if rounding is None:
         return jax_compat.bind(context.eqn, operands)

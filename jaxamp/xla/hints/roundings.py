@@ -8,10 +8,10 @@ A sum of an activation and what is broadcast to it, a parameter or a smaller act
 so it is float32, and so is its cotangent. That has two readers: the activation's, which is rounded
 as the activation is stored, and the other's, which another kernel reduces over rows. Unless the
 reduction reads the rounding as well, the float32 cotangent is written to memory for it. The same
-holds behind a batch norm that is read by an exponential or the like, or by several operations (a
-leaky ReLU, `x * hard_sigmoid(x)`): the cotangent is reduced over rows, read again after that, and
-too costly to be computed twice. And it holds for a sum of several products, of matrices or of
-activations and a parameter each, such as a convolution written as shifted taps.
+holds behind a norm that is read by an exponential or the like, where a parameter scales it, too,
+and behind a batch norm that several operations read (a leaky ReLU, `x * hard_sigmoid(x)`): the
+cotangent is reduced, read again after that, and too costly to be computed twice. And it holds for
+a sum of several products, of matrices or of activations and a parameter each, as of shifted taps.
 
 See: https://github.com/openxla/xla/issues/41605
 """
@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, is_window, reduces_rows
+from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, is_window
 from jaxamp.plan.decision import CotangentRounding
 from jaxamp.plan.findings import Findings
-from jaxamp.plan.graph.consumers import SUMS, find_parts
+from jaxamp.plan.graph.consumers import SUMS, find_parts, is_square, read_for_results
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
@@ -131,8 +131,10 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
     roundings = {}
     normalized = _find_normalized(findings)
     of_products = _find_sums_of_products(findings, others)
-    for node in graph.nodes:
-        if node.name not in SUMS or not any(
+    scaled = set(normalized)  # products whose cotangent no later sum has rounded
+    for node in reversed(graph.nodes):
+        is_found = node.name in SUMS or (node.name == "mul" and node.outs[0] in scaled)
+        if not is_found or not any(
             stored[v] is Precision.F32 or v in regions.bias_sums for v in node.outs
         ):
             continue
@@ -144,6 +146,7 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
             low = findings.narrow if is_multiplied else stored[whole[0]]
             if is_narrow(low):
                 roundings[out] = CotangentRounding(node.ins.index(whole[0]), low, is_multiplied)
+                scaled.difference_update(node.ins)
     return roundings
 
 
@@ -170,24 +173,25 @@ def _find_sums_of_products(findings: Findings, others: Callable[[Node], list[int
 
 
 def _find_normalized(findings: Findings) -> set[int]:
-    """Return fused values that depend on a reduction over rows, and that costly operations read.
+    """Return fused values that depend on a reduction, and that costly operations read.
 
-    Or several do, and the reduction is not over the rows of each image: those are computed again.
+    Or several do, and all rows are reduced: else it is cheap to compute them again.
     """
     graph, provenance, stored = findings.flow.graph, findings.flow.provenance, findings.stored
-    # 1 is reduced by the rows of each image, 2 by all; `read` is what has a cotangent already.
+    # 1 is reduced, 2 by all rows; `read` is what has a cotangent already.
     reduced, costly, read = (bytearray(len(graph.avals)) for _ in range(3))
     for node in graph.nodes:
-        found = union(reduced, node.ins) if node.role in ARITHMETIC else 0
-        if node.role is Role.REDUCE and not (is_window(graph, node) or reduces_rows(graph, node)):
-            found = 2 if 0 in node.eqn.params.get("axes", ()) else 1
-        for value in node.outs if found else ():
+        own = 0
+        if node.role is Role.REDUCE and not is_window(graph, node):
+            own = 2 if 0 in node.eqn.params.get("axes", ()) else 1
+        for value, parts in read_for_results(node) if own or node.role in ARITHMETIC else ():
+            found = own or union(reduced, parts)
             reduced[value] = found * (stored[value] is Precision.F32)
     for node in reversed(graph.nodes):
         passes = union(provenance.dense, node.outs) and union(graph.is_float32, node.outs)
         if node.role not in ARITHMETIC or not passes:
             continue
-        is_costly = node.trait in COSTLY or union(costly, node.outs)
+        is_costly = (node.trait in COSTLY and not is_square(node)) or union(costly, node.outs)
         for value in dict.fromkeys(node.ins):
             if is_costly or (read[value] and reduced[value] > 1):
                 costly[value] = stored[value] is Precision.F32

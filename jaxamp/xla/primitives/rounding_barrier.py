@@ -114,7 +114,9 @@ rounded_cotangent_p = Primitive("rounded_cotangent")
 
 
 def sum_with_rounded_cotangent(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
-    """Add or subtract two arrays, as an equation does; the cotangent of the result is rounded."""
+    """Add, subtract or multiply, as an equation does; the cotangent of the result is rounded."""
+    if eqn.primitive.name == "mul":
+        return rounded_cotangent_p.bind(jax_compat.bind(eqn, operands)[0], op=eqn.primitive, of=of)
     rank = max(map(np.ndim, operands))
     aligned = [
         x if np.ndim(x) == rank else lax.expand_dims(x, range(rank - np.ndim(x))) for x in operands
@@ -122,20 +124,19 @@ def sum_with_rounded_cotangent(eqn: JaxprEqn, operands: Any, of: CotangentRoundi
     return rounded_cotangent_p.bind(*aligned, op=eqn.primitive, of=of)
 
 
-def _sum(x: Any, y: Any, *, op: Primitive, of: CotangentRounding) -> Any:
-    return op.bind(x, y)
+def _sum(x: Any, *others: Any, op: Primitive, of: CotangentRounding) -> Any:
+    return op.bind(x, *others) if others else x
 
 
-def _aval(x: Any, y: Any, *, op: Primitive, of: CotangentRounding) -> Any:
-    aval, _ = op.abstract_eval(x, y)
-    return aval
+def _aval(x: Any, *others: Any, op: Primitive, of: CotangentRounding) -> Any:
+    return op.abstract_eval(x, *others)[0] if others else x
 
 
 def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: CotangentRounding) -> Any:
     if type(cotangent) is ad.Zero:
-        return [None, None]
+        return [None for _ in operands]
     given = _given(cotangent, of)
-    found = [_summed(g, x.aval.shape) for g, x in zip(given, operands, strict=True)]
+    found = [_summed(g, x.aval.shape) for g, x in zip(given, operands, strict=False)]
     return [found[0], lax.neg(found[1])] if op.name == "sub" else found
 
 
