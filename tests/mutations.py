@@ -318,7 +318,7 @@ MUTATIONS = (
     ),
     Mutation(
         "found/attention/masks.py",
-        "scale = float(math.prod(times, start=found.scale))",
+        "scale = float(found.scale)",
         "scale = 1.0",
         "tests/found/attention",
     ),
@@ -396,7 +396,7 @@ MUTATIONS = (
     ),
     Mutation(
         "found/cross_entropy/rows.py",
-        "if label is None or (result is None and label not in labels.summed):",
+        "if label is None or label not in {*labels.result, *labels.summed}:",
         "if label is None:",
         "tests/found/cross_entropy/test_spellings.py",
     ),

@@ -66,8 +66,7 @@ class Algebra:
 
     def exponentials(self, value: Value) -> frozenset[int]:
         """Return the exponentials of scores in a value."""
-        found = [self.bases[f.base].exponentials for m in value.terms for f, _ in m]
-        return frozenset().union(*found)
+        return frozenset().union(*(self.bases[f.base].exponentials for f in value.factors))
 
     # Arithmetic.
 
@@ -390,7 +389,7 @@ class Algebra:
 
 def _wholes(value: Value) -> list[Place]:
     """Return places of several axes each, along which every tensor extends as a whole or not."""
-    places = {p for m in value.terms for f, _ in m for p in f.places}
+    places = {p for f in value.factors for p in f.places}
     held = Counter(itertools.chain.from_iterable(places))
     return [p for p in places if len(p) > 1 and all(held[axis] == 1 for axis in p)]
 

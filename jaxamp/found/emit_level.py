@@ -37,6 +37,13 @@ class Changes:
         return bool(self.regions or self.bodies or self.bindings)
 
 
+def staying(level: Level, regions: Sequence[Any]) -> tuple[set[Unit], set[int]]:
+    """Return the units that stay beside regions, and what these and the level's callers read."""
+    cut = frozenset[int]().union(*(region.made for region in regions))
+    read = {*numbers(level.exits)}.union(*(region.needed for region in regions))
+    return live_from(level, read - cut, cut), read
+
+
 class Emitter:
     """Emission of one level, or of a part of it."""
 
@@ -44,13 +51,10 @@ class Emitter:
         self.level, self.changes = level, changes
         self.env: dict[int, Any] = dict(level.constants)  # the values that have been emitted
         self.handed: dict[Binding, Any] = {}  # what the first unit of a binding leaves to the next
-        cut = frozenset[int]().union(*(r.made for r in changes.regions))
-        self._needed = frozenset[int]().union(*(r.needed for r in changes.regions))
-        exits = {*numbers(level.exits)}
-        self.units = live_from(level, (exits | self._needed) - cut, cut)  # those that stay
-        self._before = live_from(level, exits, frozenset())
+        self.units, self._read = staying(level, changes.regions)
+        self._before, _ = staying(level, ())
         # Values that units which stay or regions read, or the level returns.
-        self.live = (exits | self._needed).union(*(numbers(u.ins) for u in self.units))
+        self.live = self._read.union(*(numbers(u.ins) for u in self.units))
         self.held = {value: r for r in changes.regions for value in r.made}
         self.emissions = {r: r.emission(self.read, self.live) for r in changes.regions}
 
@@ -123,7 +127,7 @@ class Emitter:
             (u in self.units) != (u in self._before)
             or u in self.changes.bodies
             or u in self.changes.bindings
-            or any(a in self.held or (a in self._needed and a not in outs) for a in numbers(u.outs))
+            or any(a in self.held or (a in self._read and a not in outs) for a in numbers(u.outs))
             for u in leaves(unit)
         )
 

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.known_arrays import Atom, KnownArrays
@@ -61,16 +63,49 @@ class Level:
     constants: dict[int, Any] = field(default_factory=dict)  # captured arrays by value
     units: list[Unit] = field(default_factory=list)
     exits: list[Atom] = field(default_factory=list)
-    is_final: bool = False  # whether nothing of it is differentiated, so that no rule matters
+    is_final: bool = False  # a rule's: no rule in it matters, and captured arrays are literals
 
-    def equations(self) -> Iterator[Unit]:
-        """Yield all equations, those inside of calls too."""
-        yield from _opened(self.units, whole=False)
+    @functools.cached_property
+    def equations(self) -> list[Unit]:
+        """All equations, in order, those inside of calls too."""
+        return [*_opened(self.units, whole=False)]
 
     @functools.cached_property
     def makers(self) -> dict[int, Unit]:
         """The equation that makes each value."""
-        return {value: unit for unit in self.equations() for value in numbers(unit.outs)}
+        return {value: unit for unit in self.equations for value in numbers(unit.outs)}
+
+    @functools.cached_property
+    def _readers(self) -> dict[int, set[int]]:
+        """Per value the equations that read it, by their places."""
+        found: dict[int, set[int]] = {}
+        for place, unit in enumerate(self.equations):
+            for value in numbers(unit.ins):
+                found.setdefault(value, set()).add(place)
+        return found
+
+    def made_of(self, values: Iterable[int]) -> list[Unit]:
+        """Return the equations that need any of some values, in order."""
+        places, pending = set[int](), [*values]
+        while pending:
+            new = self._readers.get(pending.pop(), set()) - places
+            places |= new
+            pending += (a for place in new for a in numbers(self.equations[place].outs))
+        return [self.equations[place] for place in sorted(places)]
+
+    @functools.cached_property
+    def moving(self) -> set[int]:
+        """The real values that have a derivative along real inputs of the level."""
+        found = {*filter(self._is_real, self.entries)}
+        for unit in self.equations:
+            if unit.eqn.primitive.name != "stop_gradient" and not found.isdisjoint(
+                numbers(unit.ins)
+            ):
+                found.update(filter(self._is_real, numbers(unit.outs)))
+        return found
+
+    def _is_real(self, value: int) -> bool:
+        return jnp.issubdtype(getattr(self.avals[value], "dtype", np.int32), np.floating)
 
     def atomic(self) -> Iterator[Unit]:
         """Yield what is emitted or left out as one: equations, and calls that stay whole."""
@@ -93,7 +128,7 @@ def known_in(level: Level, given: Given) -> KnownArrays:
     for value, const in level.constants.items():
         if not isinstance(const, Tracer) and hasattr(const, "dtype"):
             known.enter(value, tuple(const.shape), lambda _, const=const: const)
-    for unit in level.equations():
+    for unit in level.equations:
         known.follow(unit.eqn, unit.ins, unit.outs)
     return known
 
@@ -121,8 +156,13 @@ def open_into(
       around: the calls that hold the equations.
     """
     units: list[Unit] = []
-    consts = [new_value(level, var.aval) for var in closed.jaxpr.constvars]
-    level.constants.update(zip(consts, closed.consts, strict=True))
+    consts: list[Atom] = []
+    for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        if level.is_final:
+            consts.append(Literal(const, var.aval))
+        else:
+            consts.append(value := new_value(level, var.aval))
+            level.constants[value] = const
 
     def visit(eqn: JaxprEqn, operands: Sequence[Atom]) -> tuple[Atom, ...]:
         ins = tuple(operands)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from jax.extend.core import Jaxpr
+from jax.extend.core import JaxprEqn
 
 from jaxamp.core.features import Outcome
 from jaxamp.found.levels import Level
@@ -73,12 +73,14 @@ class Kind(Protocol):
     Attributes:
       crosses: whether a region may have its forward pass in one loop and its backward pass in the
         next, see `found.pairs`.
+      parts: the words of equations without which a jaxpr holds no such region.
     """
 
     crosses: bool
+    parts: frozenset[str]
 
-    def may_hold(self, jaxpr: Jaxpr) -> bool:
-        """Return whether such a region may be in a jaxpr, or in one inside of it."""
+    def word(self, eqn: JaxprEqn) -> str:
+        """Return the word of an equation, one of `parts` if it may be such."""
         ...
 
     def find(self, level: Level, known: KnownArrays) -> tuple[list[Any], list[Outcome]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.core.features import Outcome, Replaced
@@ -24,8 +24,6 @@ _ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
 
 def replace_regions(closed: ClosedJaxpr, kind: Kind) -> Replaced:
     """Return a float32 program with its regions of one kind replaced."""
-    if not kind.may_hold(closed.jaxpr):
-        return Replaced(closed)
     search = _Search(kind)
     changed = search.level(closed, {}, "")
     if changed is not closed:
@@ -40,10 +38,21 @@ class _Search:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.outcomes: list[Outcome] = []  # regions found, and refused
+        self._words: dict[Jaxpr, frozenset[str]] = {}  # alive: no other has its identity
+
+    def _may_hold(self, closed: ClosedJaxpr) -> bool:
+        return self.kind.parts <= self._words_in(closed.jaxpr)
+
+    def _words_in(self, jaxpr: Jaxpr) -> frozenset[str]:
+        """Return the words of equations in a jaxpr; each jaxpr is walked once."""
+        if jaxpr not in self._words:
+            inside = (self._words_in(body.jaxpr) for eqn in jaxpr.eqns for body in nested(eqn))
+            self._words[jaxpr] = frozenset(map(self.kind.word, jaxpr.eqns)).union(*inside)
+        return self._words[jaxpr]
 
     def level(self, closed: ClosedJaxpr, given: Given, scope: str) -> ClosedJaxpr:
         """Return a jaxpr, and those within, with its regions replaced."""
-        if not self.kind.may_hold(closed.jaxpr):
+        if not self._may_hold(closed):
             return closed
         level = open_level(closed, scope)
         changes = self.changes(level, given)
@@ -70,7 +79,7 @@ class _Search:
             if unit.eqn.primitive.name == "custom_vjp_call":
                 continue
             inside = nested(unit.eqn)
-            if not any(self.kind.may_hold(body.jaxpr) for body in inside):
+            if not any(map(self._may_hold, inside)):
                 continue
             given = _given(unit, known)
             change = functools.partial(self._bodies, inside, given, unit.scope)

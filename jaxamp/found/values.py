@@ -54,6 +54,11 @@ class Value:
         return tuple(itertools.chain.from_iterable(self.places))
 
     @property
+    def factors(self) -> list[Factor]:
+        """The tensors in it, term by term."""
+        return [factor for monomial in self.terms for factor, _ in monomial]
+
+    @property
     def number(self) -> float | None:
         """The number that it is in every place; ``None`` for others."""
         if not self.terms:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core.features import Outcome, Replaced
 from jaxamp.found.attention.kernels.fused import Fused as Kernel
 from jaxamp.found.attention.kernels.platforms import at_hand, everywhere, refusal
 from jaxamp.found.attention.layout import layout_of
 from jaxamp.found.attention.masks import kernel_words
-from jaxamp.found.attention.match import NO_PRODUCT, Bias, Found, Masking, Matcher, Rescaling
+from jaxamp.found.attention.match import NO_PRODUCT, Found, Masking, Matcher
 from jaxamp.found.attention.replacement import KIND, Replacement
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.attention.slopes import has_slope
-from jaxamp.found.levels import Level, Unit, live_from, made, numbers
+from jaxamp.found.emit_level import staying
+from jaxamp.found.levels import Level, Unit, made, numbers
 from jaxamp.found.places import NARROW, told_otherwise, words_of
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.jaxprs.known_arrays import KnownArrays
-from jaxamp.jaxprs.nested import nested
 from jaxamp.policy.policy import PrecisionPolicy
 
 _SLOPE = "keys share numbers of a bias, whose gradient nearly cancels: 16 bits lose it"
@@ -50,23 +49,15 @@ class _Attentions:
     """Attentions that some kernels take, under a policy."""
 
     crosses = True
+    parts = frozenset({"dot_general", "exp"})
 
     def __init__(self, policy: PrecisionPolicy, kernels: list[Kernel]) -> None:
         self.policy, self.kernels = policy, kernels
         self.refused: list[Outcome] = []
-        self._names: dict[Jaxpr, set[str]] = {}  # alive, so that no later one has its identity
 
-    def may_hold(self, jaxpr: Jaxpr) -> bool:
-        """Return whether a softmax and a product may be in a jaxpr."""
-        names = self._names_in(jaxpr)
-        return "dot_general" in names and not names.isdisjoint(("exp", "exp2"))
-
-    def _names_in(self, jaxpr: Jaxpr) -> set[str]:
-        """Return the names of a jaxpr's primitives; each jaxpr is walked once."""
-        if jaxpr not in self._names:
-            inside = (self._names_in(body.jaxpr) for eqn in jaxpr.eqns for body in nested(eqn))
-            self._names[jaxpr] = {e.primitive.name for e in jaxpr.eqns}.union(*inside)
-        return self._names[jaxpr]
+    def word(self, eqn: JaxprEqn) -> str:
+        """Return the name of an equation; there is one for exponentials."""
+        return "exp" if eqn.primitive.name == "exp2" else eqn.primitive.name
 
     def find(self, level: Level, known: KnownArrays) -> tuple[list[Replacement], list[Outcome]]:
         """Return the attentions of a level, and what looks like one."""
@@ -93,7 +84,8 @@ class _Attentions:
     def _possible(self, scores: Scores, chosen: list[Replacement]) -> list[Replacement]:
         """Return the replacements beside which nobody computes weights, or products for them."""
         while True:
-            kept = _kept_beside(scores.level, chosen)
+            units, read = staying(scores.level, chosen)
+            kept = read.union(*map(made, units))
             products = Counter(r.found.product for r in chosen)
             wrong = [
                 r
@@ -117,8 +109,7 @@ class _Attentions:
         layout = layout_of(found, [a for a in found.axes if a in ordered])
         if layout is None:
             return "there is one query for all keys"
-        biases = [step for step in found.steps if isinstance(step, Bias)]
-        if _has_bias_grad(found) and any(has_slope(step, found.keys, scores) for step in biases):
+        if _has_bias_grad(found) and any(has_slope(b, found.keys, scores) for b in found.biases):
             return _SLOPE
         spec, rest, is_sure = kernel_words(found, scores, layout)
         masked_again = set[bool]() if is_sure else scores.weights_masked_again(found.exponential)
@@ -131,11 +122,11 @@ class _Attentions:
 
 def _unfit_arrays(found: Found, scores: Scores) -> str | None:
     """Return what is wrong if arrays are missing or not float32, or a product asks otherwise."""
-    for factor in (found.q, found.k, found.v, *([found.dout] if found.dout else [])):
+    for factor in found.operands:
         home = scores.home(factor)
         if home is None or getattr(scores.level.avals[home], "dtype", None) != np.float32:
             return "operands are not float32 arrays"
-    added = [s.factor for s in found.steps if not isinstance(s, Rescaling)]
+    added = [step.factor for step in found.steps]
     if any(scores.home(f) is None for f in added):
         return NO_PRODUCT
     parts = {found.product, *(f.base for f in added)}
@@ -169,8 +160,8 @@ def _is_transpose(found: Found, scores: Scores) -> bool:
 
     first = {name: min(place(h.value) for h in held) for name, held in found.results.items()}
     begin = min(first.values())
-    steps = [s.factor for s in found.steps if not isinstance(s, Rescaling)]
-    if any(place(scores.home(f)) >= begin for f in (found.q, found.k, found.v, *steps)):
+    added = [step.factor for step in found.steps]
+    if any(place(scores.home(f)) >= begin for f in (found.q, found.k, found.v, *added)):
         return True
     out = first.pop("out", -1)
     if not first:
@@ -181,12 +172,6 @@ def _is_transpose(found: Found, scores: Scores) -> bool:
 def _has_bias_grad(found: Found) -> bool:
     """Return whether the cotangent of a bias is computed, or may be once this is differentiated."""
     return not found.backward or any(name.startswith("dbias") for name in found.results)
-
-
-def _kept_beside(level: Level, chosen: Sequence[Replacement]) -> frozenset[int]:
-    cut = frozenset[int]().union(*(r.made for r in chosen))
-    wanted = {*numbers(level.exits)}.union(*(r.needed for r in chosen))
-    return frozenset(wanted.union(*map(made, live_from(level, wanted - cut, cut))))
 
 
 def _why_read(scores: Scores, found: Found) -> str:

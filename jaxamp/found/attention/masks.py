@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from jax.extend.core import Literal
 from jaxamp.found.attention.kernels.known_masks import known_mask
 from jaxamp.found.attention.kernels.spec import AttentionSpec
 from jaxamp.found.attention.layout import Layout, arranged, thinned
-from jaxamp.found.attention.match import Bias, Found, Masking, Rescaling, Step
+from jaxamp.found.attention.match import Bias, Found, Masking, Step
 from jaxamp.found.attention.scores import LEAST, Scores
 from jaxamp.found.attention.slopes import floats_of, is_arithmetic
 from jaxamp.found.levels import Atom
@@ -25,8 +24,7 @@ def kernel_words(
 
     Scales and known masks are parameters of a kernel; the other steps are added to scores.
     """
-    times = [step.times for step in found.steps if isinstance(step, Rescaling)]
-    scale = float(math.prod(times, start=found.scale))
+    scale = float(found.scale)
     seen, rest, is_sure = _known(found, scores, layout)
     if (spec := _spec_of(seen, scale)) is None:
         return AttentionSpec(scale), found.steps, is_sure
@@ -65,8 +63,6 @@ def _known(
 
 def _known_mask(step: Step, scores: Scores, layout: Layout) -> Any:
     """Return bool[..., T, S] of a step that is a mask of known numbers."""
-    if isinstance(step, Rescaling):
-        return None
     known, home = scores.known, scores.home(step.factor)
     if home is None or home not in known:
         return None
@@ -78,7 +74,7 @@ def _known_mask(step: Step, scores: Scores, layout: Layout) -> Any:
     array = arranged(number, places, thinned(places, layout.scores), np)
     if isinstance(step, Masking):
         return array.astype(bool) == step.sign
-    array = array * step.times
+    array = array * step.number
     if not np.isin(array, [0.0]).any() or not ((array == 0) | (array <= LEAST)).all():
         return None
     return array == 0

@@ -14,10 +14,10 @@ from jaxamp.jaxprs.name_stack import is_transposed
 
 
 class Bias(NamedTuple):
-    """Numbers added to the scores: a multiple of an array."""
+    """Numbers added to the scores: an array times a number."""
 
     factor: Factor
-    times: float
+    number: float
 
 
 class Masking(NamedTuple):
@@ -28,13 +28,7 @@ class Masking(NamedTuple):
     sign: bool
 
 
-class Rescaling(NamedTuple):
-    """A factor of all scores."""
-
-    times: float
-
-
-Step = Bias | Masking | Rescaling
+Step = Bias | Masking
 
 
 class Held(NamedTuple):
@@ -62,6 +56,16 @@ class Found:
     is_shifted: bool  # whether a number of each row is subtracted, such as its maximum
     dout: Factor | None = None
     results: dict[str, list[Held]] = field(default_factory=dict)
+
+    @property
+    def operands(self) -> list[Factor]:
+        """Queries, keys, values, and the cotangent of the output if it is read."""
+        return [self.q, self.k, self.v, *([self.dout] if self.dout else [])]
+
+    @property
+    def biases(self) -> list[Bias]:
+        """The arrays that are added to scores, each times a number."""
+        return [step for step in self.steps if isinstance(step, Bias)]
 
     @property
     def backward(self) -> bool:
@@ -223,9 +227,9 @@ class Matcher:
                 within = self._resolve(inner, factor.places, keys)
                 if isinstance(within, str):
                     return within
-                product, scale = within.product, within.scale
-                steps = [*within.steps, Masking(placed(mask, factor.places), low, sign)]
-                steps += [Rescaling(number)] if number != 1 else []
+                product, scale = within.product, within.scale * number
+                masking = Masking(placed(mask, factor.places), low, sign)
+                steps = [s._replace(number=s.number * number) for s in (*within.steps, masking)]
             elif kind == "sum" and factor.axes & keys and factor.axes - keys:
                 products.append(Bias(factor, number))
             elif factor.axes & keys:
@@ -358,8 +362,7 @@ class Matcher:
         dk = self._contracted(dscores, found.q, scores_axes - found.k.axes, axes)
         dv = self._contracted(weights, cotangent, scores_axes - value.axes, axes)
         named = {"dq": dq, "dk": dk, "dv": dv}
-        biases = (step for step in found.steps if isinstance(step, Bias))
-        for i, bias in enumerate(biases):
+        for i, bias in enumerate(found.biases):
             named[f"dbias{i}"] = algebra.sum(dscores, scores_axes - bias.factor.axes)
         return {name: self._holders(x) if x else [] for name, x in named.items()}
 

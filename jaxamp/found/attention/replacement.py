@@ -17,7 +17,7 @@ from jaxamp.found.attention.empty_rows import VANISHING, EmptyRows
 from jaxamp.found.attention.kernels import primitives
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from jaxamp.found.attention.layout import Layout, arranged, thin, thinned, thinned_to
-from jaxamp.found.attention.match import Bias, Found, Held, Masking, Rescaling, Step
+from jaxamp.found.attention.match import Bias, Found, Held, Masking, Step
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.levels import Unit
 from jaxamp.found.places import words_of
@@ -58,15 +58,13 @@ class Replacement:
     @functools.cached_property
     def needed(self) -> frozenset[int]:
         """The values of the program that it reads."""
-        found = self.found
-        factors = [found.q, found.k, found.v, *([found.dout] if found.dout else []), *self.added]
-        homes = map(self.scores.home, factors)
+        homes = map(self.scores.home, (*self.found.operands, *self.added))
         return frozenset(home for home in homes if home is not None)
 
     @property
     def added(self) -> list[Factor]:
         """Biases and masks."""
-        return [step.factor for step in self.steps if not isinstance(step, Rescaling)]
+        return [step.factor for step in self.steps]
 
     @functools.cached_property
     def bias_shape(self) -> tuple[int, ...] | None:
@@ -242,12 +240,10 @@ class Emission:
         for step in self.replacement.steps:
             if isinstance(step, Bias):
                 added = thin(*self._array(step.factor), self.layout.scores)
-                total = total + added.astype(jnp.float32) * step.times
-            elif isinstance(step, Masking):
+                total = total + added.astype(jnp.float32) * step.number
+            else:
                 low = jnp.asarray(step.number, jnp.float32)
                 total = jnp.where(self._mask(step), total, low)
-            else:
-                total = total * step.times
         return total
 
 

@@ -55,7 +55,7 @@ class Scores:
         self.masked_again: set[int] = set()  # made of weights that are masked after the softmax
         self.merged: dict[Any, int] = {}  # the first of equal arrays that merge axes of a tensor
         self.scored: set[int] = set()  # values that products are in
-        for unit in level.equations():
+        for unit in level.equations:
             is_product = unit.eqn.primitive.name == "dot_general"
             if is_product or not self.scored.isdisjoint(numbers(unit.ins)):
                 self.scored.update(numbers(unit.outs))
@@ -99,7 +99,7 @@ class Scores:
 
     def has_product(self, value: Value) -> bool:
         """Return whether it may be scores: a product of arrays is in it."""
-        bases = [self.algebra.bases[f.base] for m in value.terms for f, _ in m]
+        bases = [self.algebra.bases[f.base] for f in value.factors]
         return any(b.kind in ("sum", "masked") and not b.exponentials for b in bases)
 
     def term(self, forms: Forms) -> Value:
@@ -111,14 +111,14 @@ class Scores:
 
     def is_closed(self, value: Value) -> bool:
         """Return whether exponentials of scores are in it as sums over them alone."""
-        bases = [self.algebra.bases[f.base] for m in value.terms for f, _ in m]
+        bases = [self.algebra.bases[f.base] for f in value.factors]
         return self.is_tainted(value) and all(b.kind not in ("exp", "log") for b in bases)
 
     def is_output(self, value: Value) -> bool:
         """Return whether it is a multiple of what an attention returns, or of sums with that."""
-        algebra = self.algebra
-        bases = [f.base for m in value.terms for f, _ in m if algebra.bases[f.base].exponentials]
-        return self.is_closed(value) and not all(map(algebra.is_weight, bases))
+        bases, is_weight = self.algebra.bases, self.algebra.is_weight
+        tainted = (f.base for f in value.factors if bases[f.base].exponentials)
+        return self.is_closed(value) and not all(map(is_weight, tainted))
 
     def factor(self, forms: Forms) -> Value:
         """Return an operand of a product: a single tensor, unless exponentials are in it."""
@@ -152,8 +152,7 @@ class Scores:
         is_weight, found = self.algebra.is_weight, set[bool]()
         for unit, exponentials in self.summed:
             for atom in numbers(unit.ins) if exponential in exponentials else ():
-                value = self.of(atom).whole
-                bases = [f.base for m in value.terms for f, _ in m]
+                bases = [f.base for f in self.of(atom).whole.factors]
                 if exponential in bases and all(map(is_weight, bases)):
                     found.add(atom in self.masked_again)
         return found

@@ -32,7 +32,7 @@ _LOOKUPS = ("gather", "dynamic_slice")
 def has_slope(step: Bias, keys: tuple[Axis, ...], scores: Scores) -> bool:
     """Return whether a bias is made of real numbers, not known ones, that keys of a row share."""
     known, base, home = scores.known, step.factor.base, scores.home(step.factor)
-    is_mask = abs(step.times) >= -LEAST
+    is_mask = abs(step.number) >= -LEAST
     if is_mask or home is None or scores.algebra.bases[base].kind != "leaf":
         return False
     pending: list[tuple[Atom, Value]] = [(home, single(base, (keys,), step.factor.places))]

@@ -16,9 +16,9 @@ from jax.extend.core import Literal
 from jax.sharding import NamedSharding, get_abstract_mesh, use_abstract_mesh
 
 from jaxamp.core import jax_compat
-from jaxamp.found.cross_entropy.passes import Body, Key, Pass, Rule, Step
+from jaxamp.found.cross_entropy.passes import End, Key, Pass, Rule, Step
 from jaxamp.found.cross_entropy.read_anew import read_anew
-from jaxamp.found.cross_entropy.rows import Rows, resized
+from jaxamp.found.cross_entropy.rows import Flow, Rows, resized
 from jaxamp.found.cross_entropy.undivided import undivided
 
 
@@ -141,53 +141,52 @@ def in_chunk(made: Pass, division: Division, env: Mapping[Key, Any], tokens: Any
             results = _computed(step, division, values, tokens)
         for out, result in zip(step.unit.outs, results, strict=True):
             values[out, step.flow.result] = result  # type: ignore[index]
-    return {key: values[key] for key in made.outputs.items()}
+    return {(v, rows): values[v, rows] for v, rows in made.exits if isinstance(v, int)}
+
+
+def _read(values: Mapping[Key, Any], end: End) -> Any:
+    """Return an array of a chunk, or what a literal holds."""
+    atom, rows = end
+    return jax_compat.literal_value(atom) if isinstance(atom, Literal) else values[atom, rows]
 
 
 def _computed(
-    step: Step, division: Division, values: Mapping[Any, Any], tokens: Any
+    step: Step, division: Division, values: Mapping[Key, Any], tokens: Any
 ) -> Sequence[Any]:
     """Return the results of an equation for some tokens."""
     eqn, name, flow = step.unit.eqn, step.unit.eqn.primitive.name, step.flow
-    operands = [
-        jax_compat.literal_value(key) if isinstance(key, Literal) else values[key]
-        for key in step.operands
-    ]
-    if any(place is not None for place in step.places):
-        operands[1] = _within_chunk(operands[1], step)
+    operands = [_read(values, end) for end in step.operands]
+    if any(place is not None for place in flow.places):
+        operands[1] = _within_chunk(operands[1], flow)
     if flow.result is None or name == "pad" or step.rule:
         filling = operands[1] if name == "pad" else 0
-        for i, key in enumerate(step.operands):
-            rows = None if isinstance(key, Literal) else key[1]
+        for i, (_, rows) in enumerate(step.operands):
             if rows is not None and not division.is_whole(rows):
                 here = _present(operands[i], rows, tokens)
                 operands[i] = jnp.where(here, operands[i], jnp.asarray(filling, operands[i].dtype))
     if step.rule:
-        return _by_rule(step.rule, division, operands, tokens)
+        return _by_rule(step.rule, len(eqn.outvars), division, operands, tokens)
     if name == "reshard":
         return operands  # of all tokens, as are the shardings of other equations on such a mesh
     params = resized(eqn, flow, len(tokens))
     if jax_compat.has_typed_sharding(eqn.outvars[0].aval):
         params |= {name: None for name, p in eqn.params.items() if isinstance(p, NamedSharding)}
-    if any(step.turned):
+    if name == "dot_general":
         contracted, batch = eqn.params["dimension_numbers"]
-        sides = zip(contracted, step.turned, strict=True)
-        turned = tuple(tuple(1 - i for i in axes) if turn else axes for axes, turn in sides)
-        params["dimension_numbers"] = turned, batch
+        sides = zip(contracted, step.operands, step.unit.ins, strict=True)
+        lying = (axes if own == a else tuple(1 - i for i in axes) for axes, (own, _), a in sides)
+        params["dimension_numbers"] = tuple(lying), batch
     return jax_compat.bind(eqn, operands, **params)
 
 
-def _by_rule(rule: Rule, division: Division, operands: Sequence[Any], tokens: Any) -> list[Any]:
+def _by_rule(
+    rule: Rule, count: int, division: Division, operands: Sequence[Any], tokens: Any
+) -> list[Any]:
     """Return the results of a function with a derivative of its own, which keeps that."""
-    count = len(rule.smooth)
 
-    def run(body: Body, given: Sequence[Any], tokens: Any) -> list[Any]:
-        env = body.constants | dict(zip(body.reads.values(), given, strict=True))
-        found: dict[Any, Any] = in_chunk(body.made, division, env, tokens)
-        literal = jax_compat.literal_value
-        return [
-            literal(end[0]) if isinstance(end[0], Literal) else found[end] for end in body.exits
-        ]
+    def run(made: Pass, given: Sequence[Any], tokens: Any) -> list[Any]:
+        found = in_chunk(made, division, dict(zip(made.inputs, given, strict=True)), tokens)
+        return [_read(found, end) for end in made.exits]
 
     def forward(tokens: Any, *operands: Any) -> tuple[list[Any], Any]:
         results = run(rule.forward, operands, tokens)
@@ -195,9 +194,9 @@ def _by_rule(rule: Rule, division: Division, operands: Sequence[Any], tokens: An
 
     def backward(saved: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         tokens, kept = saved[0], iter(saved[1])
-        given = [cotangents[i] if i < count else next(kept) for i, _ in rule.backward.reads]
+        given = [cotangents[i] if i < count else next(kept) for i, _ in rule.backward.inputs]
         pulled = dict(zip(rule.moving, run(rule.backward, given, tokens), strict=True))
-        return None, *(pulled.get(i) for i, _ in rule.forward.reads)
+        return None, *(pulled.get(i) for i, _ in rule.forward.inputs)
 
     value = jax.custom_vjp(lambda *given: forward(*given)[0])
     value.defvjp(forward, backward)
@@ -211,11 +210,11 @@ def _present(array: Any, rows: Rows, tokens: Any) -> Any:
     return lax.broadcast_in_dim(spread, array.shape, (rows.axis,))
 
 
-def _within_chunk(indices: Any, step: Step) -> Any:
+def _within_chunk(indices: Any, flow: Flow) -> Any:
     """Return indices that count the tokens of a chunk where they count all."""
-    rows, last = step.flow.operands[1], indices.ndim - 1
+    rows, last = flow.operands[1], indices.ndim - 1
     number = lax.broadcasted_iota(jnp.int32, indices.shape, last)
-    for i, place in enumerate(step.places):
+    for i, place in enumerate(flow.places):
         if rows is not None and place == rows.axis:
             own = lax.broadcasted_iota(indices.dtype, indices.shape, rows.axis)
             indices = jnp.where(number == i, own, indices)

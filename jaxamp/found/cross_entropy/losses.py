@@ -11,34 +11,29 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.features import Outcome, Replaced
 from jaxamp.core.formats import Precision
 from jaxamp.found.cross_entropy.chunks import Division, as_written
 from jaxamp.found.cross_entropy.explicit_mesh import Emitted, as_typed
+from jaxamp.found.cross_entropy.find_passes import Search, Stays
+from jaxamp.found.cross_entropy.logits import Logits, before_exponentials, logits_of
 from jaxamp.found.cross_entropy.one_number import differentiated, one_number
-from jaxamp.found.cross_entropy.passes import (
-    Logits,
-    Pass,
-    Search,
-    Stays,
-    before_exponentials,
-    logits_of,
-)
+from jaxamp.found.cross_entropy.passes import Pass
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
 from jaxamp.found.levels import Level, Unit, numbers
 from jaxamp.found.places import NARROW, told_otherwise, words_of
 from jaxamp.found.region import Region
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.known_arrays import KnownArrays
-from jaxamp.jaxprs.nested import nested
 from jaxamp.kernels.target_gpu import described_platform
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import scope_matches
 
 KIND = "loss"
+_LARGE = "large product"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +108,17 @@ class _Losses:
     """Losses under a policy."""
 
     crosses = False
+    parts = frozenset({_LARGE})
 
     def __init__(self, policy: PrecisionPolicy, program: Jaxpr) -> None:
-        self.policy, self.program, word = policy, program, policy.loss_in_chunks
+        self.policy, word = policy, policy.loss_in_chunks
         self.words: dict[str, Any] = dict(word) if isinstance(word, tuple) else {"*": word}
-        self._held: dict[Jaxpr, bool] = {}
+        self.products = functools.cache(functools.partial(products_of, program))
 
-    def may_hold(self, jaxpr: Jaxpr) -> bool:
-        """Return whether a product is in a jaxpr that is so large that not to store it matters."""
-        if jaxpr not in self._held:
-            self._held[jaxpr] = any(
-                self._is_large(eqn.outvars[0].aval)
-                if eqn.primitive.name == "dot_general"
-                else any(self.may_hold(body.jaxpr) for body in nested(eqn))
-                for eqn in jaxpr.eqns
-            )
-        return self._held[jaxpr]
+    def word(self, eqn: JaxprEqn) -> str:
+        """Return whether it is a product so large that not to store its result matters."""
+        is_product = eqn.primitive.name == "dot_general"
+        return _LARGE if is_product and self._is_large(eqn.outvars[0].aval) else ""
 
     def _is_large(self, aval: Any) -> bool:
         size = aval.size
@@ -139,18 +129,21 @@ class _Losses:
         """Return the losses of a level, and what looks like one."""
         regions: list[_Region] = []
         refused: list[Outcome] = []
+        taken = set[int]()
         for unit in before_exponentials(level):
             if not self._is_large(unit.eqn.outvars[0].aval):
                 continue
-            taken = frozenset[int]().union(*(region.computed.values for region in regions))
             try:
-                regions += self._regions(unit, level, known, taken)
+                found = self._regions(unit, level, known, taken)
             except Stays as why:
                 refused.append(Outcome(KIND, *words_of(unit), str(why)))
+                continue
+            regions += found
+            taken.update(*(region.computed.values for region in found))
         return regions, refused
 
     def _regions(
-        self, unit: Unit, level: Level, known: KnownArrays, taken: frozenset[int]
+        self, unit: Unit, level: Level, known: KnownArrays, taken: set[int]
     ) -> list[_Region]:
         """Return the passes of the loss of a product; raise `Stays` where they are not emitted."""
         why: Stays | None = None
@@ -161,17 +154,8 @@ class _Losses:
             except Stays as reason:
                 why = why or reason
                 continue
-            if not passes:
-                continue
-            number = None
-            if len(passes) == 1 and not passes[0].backward and self.policy.base is Precision.BF16:
-                number = one_number(passes[0], level)
-            if number is None and any(made.pushes for made in passes):
-                raise Stays("its softmax has a rule for tangents, and it is not one number")
-            regions = self._worthwhile(logits, passes, number)
-            for region in regions:
-                region.emitted = as_typed(region.emitted, unit.eqn.outvars[0].aval, level.avals)
-            return regions
+            if passes:
+                return self._worthwhile(logits, passes, level)
         if why is not None:
             raise why
         return []
@@ -185,8 +169,18 @@ class _Losses:
             raise Stays("loss_in_chunks is False here")
         return word
 
-    def _worthwhile(self, logits: Logits, passes: list[Pass], number: int | None) -> list[_Region]:
+    def _number(self, passes: list[Pass], level: Level) -> int | None:
+        """Return the result whose gradients are computed with it, if there is one."""
+        is_one = len(passes) == 1 and not passes[0].backward and self.policy.base is Precision.BF16
+        number = one_number(passes[0], level) if is_one else None
+        # No loop of chunks keeps the forward mode of such a rule.
+        if number is None and any(made.count("custom_jvp_call") for made in passes):
+            raise Stays("its softmax has a rule for tangents, and it is not one number")
+        return number
+
+    def _worthwhile(self, logits: Logits, passes: list[Pass], level: Level) -> list[_Region]:
         """Return the passes as they are emitted."""
+        number = self._number(passes, level)
         word, devices = self._word(logits.unit), self._devices(logits)
         if word is None and devices > 1 and jax.default_backend() == "cpu":
             raise Stays("there are several devices, and a CPU would add up over them in each chunk")
@@ -194,11 +188,11 @@ class _Losses:
         out: Any = logits.unit.eqn.outvars[0].aval
         tokens = out.size // logits.words
         again = len(passes) - (backward or number is not None)
-        program = products_of(self.program, backward=backward, devices=devices)
+        program = self.products(backward=backward) / devices
         sums = [aval.size for made in passes for _, aval in made.sums()]
         is_trained = not backward or logits.matrix.size in sums
         shape = -(-tokens // devices), logits.width, logits.words
-        sizes = Sizes(*shape, again, is_trained, devices, logits.heads, passes[0].caps)
+        sizes = Sizes(*shape, again, is_trained, devices, logits.heads, passes[0].count("tanh"))
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             raise Stays(chunks)
@@ -215,7 +209,12 @@ class _Losses:
         if number is not None:
             emitted = functools.partial(differentiated, number=number)
         return [
-            _Region(made, functools.partial(emitted, made, division), outcome) for made in passes
+            _Region(
+                made,
+                as_typed(functools.partial(emitted, made, division), out, level.avals),
+                outcome,
+            )
+            for made in passes
         ]
 
     def _devices(self, logits: Logits) -> int:

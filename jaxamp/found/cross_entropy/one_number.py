@@ -7,13 +7,11 @@ products, where logits that are computed again for the backward pass take four.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxamp.core import jax_compat
@@ -25,22 +23,18 @@ from jaxamp.found.levels import Level, numbers
 
 def one_number(made: Pass, level: Level) -> int | None:
     """Return the one result of a pass that has a derivative, if that is a number."""
-
-    def is_float(value: int) -> bool:
-        return jnp.issubdtype(getattr(level.avals[value], "dtype", np.int32), np.floating)
-
-    smooth = {value for value in level.entries if is_float(value)}
-    rules = {step.unit: step.rule for step in made.steps.values() if step.rule is not None}
-    if not all(rule.is_linear for rule in rules.values()):
-        return None
-    for unit in level.equations():
-        if unit.eqn.primitive.name != "stop_gradient" and not smooth.isdisjoint(numbers(unit.ins)):
-            read = rules[unit].smooth if unit in rules else [True] * len(unit.outs)
-            outs = numbers(itertools.compress(unit.outs, read))
-            smooth.update(filter(is_float, outs))
-    results = [value for value in made.outputs if value in smooth]
-    is_number = len(results) == 1 and not level.avals[results[0]].shape
-    return results[0] if is_number and made.outputs[results[0]] is None else None
+    moving = {value for value, _ in made.inputs if value in level.moving}
+    for step in made.steps.values():
+        if step.rule is not None and not step.rule.is_linear:
+            return None
+        if not moving.isdisjoint(numbers(atom for atom, _ in step.operands)):
+            outs = step.unit.outs
+            if step.rule is not None:  # that reads no cotangent of some results
+                outs = [outs[i] for i, _ in step.rule.backward.inputs if i < len(outs)]
+            moving.update(level.moving.intersection(outs))
+    results = [(value, rows) for value, rows in made.outputs.items() if value in moving]
+    is_number = len(results) == 1 and not level.avals[results[0][0]].shape
+    return results[0][0] if is_number and results[0][1] is None else None
 
 
 def differentiated(

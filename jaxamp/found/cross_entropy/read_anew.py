@@ -21,7 +21,7 @@ from jax.extend.core import JaxprEqn, Primitive
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait, is_by_element
-from jaxamp.found.cross_entropy.passes import MOVES
+from jaxamp.found.cross_entropy.logits import MOVES
 from jaxamp.found.cross_entropy.slices import in_slices
 from jaxamp.jaxprs.interpret import walk
 

@@ -52,10 +52,12 @@ class Flow(NamedTuple):
     Attributes:
       operands: per operand where its tokens are; ``None`` where all rows read all of it.
       result: where those of the results are; ``None`` if it is a sum over tokens.
+      places: of a lookup, per number of an index the axis of the indices that it counts.
     """
 
     operands: tuple[Rows | None, ...]
     result: Rows | None
+    places: tuple[int | None, ...] = ()
 
 
 class _Labels(NamedTuple):
@@ -75,7 +77,7 @@ class _Labels(NamedTuple):
 def flow(
     eqn: JaxprEqn,
     operands: Sequence[Rows | None] = (),
-    places: Sequence[int | None] = (),
+    places: tuple[int | None, ...] = (),
     result: Rows | None = None,
 ) -> Flow | None:
     """Return how tokens go through an equation; ``None`` if rows mix.
@@ -101,19 +103,16 @@ def flow(
         return None
     found = {(labels.operands[i][r.axis], *r[1:]) for i, r in given}
     found |= {(labels.result[rows.axis], *rows[1:])} if result else set()
-    return _along(*found.pop(), labels=labels) if len(found) == 1 else None
-
-
-def _along(label: Any, *rest: int, labels: _Labels) -> Flow | None:
-    """Return how tokens go through an equation that are along the axes with a label."""
+    if len(found) != 1:
+        return None
+    ((label, *rest),) = found
 
     def place(axes: Sequence[Any]) -> Rows | None:
         return Rows(axes.index(label), *rest) if label in axes else None
 
-    result = place(labels.result)
-    if label is None or (result is None and label not in labels.summed):
+    if label is None or label not in {*labels.result, *labels.summed}:
         return None
-    return Flow(tuple(map(place, labels.operands)), result)
+    return Flow(tuple(map(place, labels.operands)), place(labels.result), places)
 
 
 def resized(eqn: JaxprEqn, flowing: Flow, tokens: int) -> dict[str, Any]:

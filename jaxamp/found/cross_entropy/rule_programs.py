@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
@@ -43,4 +44,7 @@ def programs_of(eqn: JaxprEqn) -> tuple[ClosedJaxpr, ClosedJaxpr, list[int]]:
 
     debug_info = called(eqn).jaxpr.debug_info
     first = jax_compat.trace_to_jaxpr(forward, avals, debug_info)
-    return first, jax_compat.trace_to_jaxpr(backward, first.out_avals, debug_info), moving
+    second = jax_compat.trace_to_jaxpr(backward, first.out_avals, debug_info)
+    if any(isinstance(const, Tracer) for const in (*first.consts, *second.consts)):
+        raise ValueError("it captures an array of a function around it")
+    return first, second, moving

@@ -104,8 +104,8 @@ class Sizes(NamedTuple):
         return 1 + (self.time(chunks) - self.time(1)) / program
 
 
-def products_of(jaxpr: Jaxpr, *, backward: bool, devices: int = 1) -> float:
-    """Return the seconds that a program's products take with its gradient, on each device.
+def products_of(jaxpr: Jaxpr, *, backward: bool) -> float:
+    """Return the seconds that a program's products take with its gradient, on one device.
 
     Loops count as often as they run. What a product reads and writes is moved by what is around
     it, too: its arithmetic and its bytes take time after one another.
@@ -114,10 +114,8 @@ def products_of(jaxpr: Jaxpr, *, backward: bool, devices: int = 1) -> float:
       jaxpr: the program.
       backward: whether it has its gradient; each product is three otherwise, or four where a
         checkpoint computes one of them again.
-      devices: over how many they are divided.
     """
-    each, again = (1, 1) if backward else (3, 4)
-    return _products(jaxpr, each, again) / devices
+    return _products(jaxpr, *((1, 1) if backward else (3, 4)))
 
 
 def _products(jaxpr: Jaxpr, each: int, again: int) -> float:

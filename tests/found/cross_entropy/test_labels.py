@@ -6,8 +6,6 @@ import numpy as np
 import optax
 import pytest
 
-from jaxamp import PrecisionPolicy, plan_of
-from jaxamp.found.cross_entropy.passes import Search
 from tests.found.attention.corpus import Program
 from tests.found.cross_entropy.finding import ORDERS, agree, replaced
 
@@ -78,22 +76,3 @@ def test_words_without_probability(order):
 
     operands = _operands(labels=np.arange(T, dtype=np.int32))
     agree(*replaced(Program("masked", lambda: (loss, operands), 1), order))
-
-
-@pytest.mark.parametrize("layers", [2, 8])
-def test_only_what_may_be_logits_is_followed(layers, monkeypatch):
-    """However many layers there are, as each takes time that grows with the whole program."""
-    followed = []
-    passes = Search.passes
-    monkeypatch.setattr(Search, "passes", lambda s: (followed.append(s.logits.words), passes(s))[1])
-
-    def loss(weights, head, x, labels):
-        for w in weights:
-            x = x + jax.nn.gelu(x @ w)
-        return optax.softmax_cross_entropy_with_integer_labels(x @ head, labels).mean()
-
-    shapes = [[jnp.ones((32, 32))] * layers, jnp.ones((32, 2048)), jnp.ones((64, 32))]
-    policy = PrecisionPolicy.MIXED_BF16.replace(loss_in_chunks=True)
-    plan_of(jax.grad(loss), policy)(*shapes, jnp.zeros(64, int))
-    assert set(followed) == {2048, 64}  # words, or tokens in their place
-    assert len(followed) <= 3

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxamp
+from jaxamp.found.cross_entropy.losses import chunk_losses
 from jaxamp.found.cross_entropy.worth import Sizes, chunks_for
+from tests.calls import entered
+from tests.found.cross_entropy.finding import CHUNKED
 
 HEAD = Sizes(tokens=16384, width=4096, words=65536, again=1)
 AGES = 1e9
@@ -71,3 +74,27 @@ def test_capped_logits_cost_more_where_they_are_stored():
         for cap in (jnp.tanh, jnp.negative)
     )
     assert capped < 0.95 < 1 < plain
+
+
+def _deep(weights, x):
+    """A loss after layers that gelu makes look like logits to who does not follow them."""
+    for w in weights:
+        x = x + jax.nn.gelu(x @ w)
+    return jax.nn.logsumexp(x @ jnp.tile(weights[0], 4), -1).mean()
+
+
+def _of_many_heads(weights, x):
+    return sum(jax.nn.logsumexp(x @ jnp.tile(w, 4), -1).mean() for w in weights)
+
+
+@pytest.mark.parametrize("loss", [_deep, _of_many_heads])
+def test_four_times_as_much_is_searched_in_four_times_as_many_calls(loss):
+    """Of layers before a loss, each in as many calls as one of few, and of losses."""
+
+    def calls(count):
+        args = [jnp.ones((64, 64))] * count, jnp.ones((8, 64))
+        closed = jax.make_jaxpr(jax.value_and_grad(loss))(*args)
+        return entered(lambda: chunk_losses(closed, CHUNKED)) / count
+
+    calls(6)  # what is imported and looked up once
+    assert calls(24) < 1.1 * calls(6)
