@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -334,13 +334,13 @@ def check(r: Recipe) -> bool:
 
     Errors are those of several draws together: where a row has one weight of nearly one, as with
     logits of deviation 30, few rows make the error of a draw, which is 0.6 to 3 times that of the
-    form written out by chance.
+    form written out by chance. What is beyond the limit in few draws is measured in many.
 
     Raises:
         AssertionError: the output or a gradient is less accurate than that of the form written
             out, times `LIMIT`.
     """
-    problem, *others = (_Problem(r, seed) for seed in range(DRAWS))
+    problem = _Problem(r)
     policy = jaxamp.PrecisionPolicy.parse(POLICIES[r.dtype]).replace(fused_attention=True)
 
     def both(policy: Any) -> Any:
@@ -352,14 +352,14 @@ def check(r: Recipe) -> bool:
     fused, composed = both(policy), both(policy.replace(fused_attention=False))
     with imitation.kernels(block=8):
         run = jax.jit(lambda *xs: (fused(*xs), composed(*xs))).lower(*problem.operands).compile()
-    draws = [(*run(*p.operands), p.exact()) for p in (problem, *others)]
-    for order, result in itertools.product(range(2), range(5)):
-        forms = ((mine[order], other[order], exact) for mine, other, exact in draws)
-        got, other, want = (
-            np.stack([np.asarray(x[result], np.float64) for x in form])
-            for form in zip(*forms, strict=True)
-        )
-        _compare(got, other, want, r)
+    draws: list[Any] = []
+    for count in (DRAWS, 8 * DRAWS):
+        more = (_Problem(r, seed) for seed in range(len(draws), count))
+        draws += [(*run(*p.operands), p.exact()) for p in more]
+        worse = _less_accurate(draws, r)
+        if not worse:
+            break
+    assert not worse, (r, worse)
     programs = (lambda *xs: problem.fn(*xs, problem.known), problem.gradient())
     plans = [jaxamp.plan_of(fn, policy)(*problem.operands) for fn in programs]
     return all(plan.found for plan in plans)
@@ -414,8 +414,17 @@ def _bias_cotangent(r: Recipe, bias: np.ndarray, ds: np.ndarray) -> np.ndarray:
     return ds.sum(axes, keepdims=True)
 
 
-def _compare(got: np.ndarray, other: np.ndarray, want: np.ndarray, r: Recipe) -> None:
-    assert got.shape == want.shape
-    error, size = np.linalg.norm(other - want), np.linalg.norm(want)
-    allowed = LIMIT * max(error, 2 * FLOOR[r.dtype] * size) + 1e-6
-    assert np.linalg.norm(got - want) <= allowed, (r, got.shape)
+def _less_accurate(draws: Sequence[Any], r: Recipe) -> list[str]:
+    """The results whose errors in all draws are beyond those of the form written out."""
+    worse = []
+    for order, result in itertools.product(range(2), range(5)):
+        forms = ((mine[order], other[order], exact) for mine, other, exact in draws)
+        got, other, want = (
+            np.stack([np.asarray(x[result], np.float64) for x in form])
+            for form in zip(*forms, strict=True)
+        )
+        assert got.shape == want.shape
+        own, error, size = map(np.linalg.norm, (got - want, other - want, want))
+        if not own <= LIMIT * max(error, 2 * FLOOR[r.dtype] * size) + 1e-6:
+            worse.append(f"result {result} of order {order}: {own:.2e} for {error:.2e}")
+    return worse
