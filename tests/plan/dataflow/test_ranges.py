@@ -44,6 +44,12 @@ def added_by_rank(x: jax.Array) -> jax.Array:
     return jnp.zeros_like(x).at[jnp.arange(ROWS)[:, None], order].add(x)
 
 
+def counted(x: jax.Array) -> jax.Array:
+    """Decayed by a counter that saturates, as optax counts steps."""
+    step, last = x[0, 0].astype("int32"), jnp.iinfo("int32").max
+    return x * 0.9 ** jnp.where(step < last, step + 1, last)
+
+
 MADE: dict[str, Callable[[jax.Array], jax.Array]] = {
     "waves": waves,
     "triangle": lambda x: jnp.where(jnp.tri(ROWS, WIDTH) > 0, 0.5, -1.0),
@@ -53,6 +59,7 @@ MADE: dict[str, Callable[[jax.Array], jax.Array]] = {
     "beyond no float": lambda x: jnp.clip(x, jnp.finfo(x.dtype).min, jnp.finfo(x.dtype).max),
     "at places of large numbers": added_by_rank,
     "bounded": lambda x: jnp.clip(jnp.where(x > 0, x, 1e30), -100, 100),
+    "counted up to the largest integer": counted,
 }
 
 
