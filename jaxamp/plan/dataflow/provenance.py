@@ -42,16 +42,14 @@ class Provenance:
 def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
     """Sweep forward until nothing changes; more than once only where a loop feeds back.
 
-    Known numbers beyond the ranges of the narrow formats of a policy are large or tiny, but for
-    integers: a counter's last is seldom reached, and what is made of others has a known interval.
+    Known floats beyond the narrow formats of a policy are large or tiny; integers end counters.
     """
     bits = bytearray(len(graph.avals))
     largest = min((p.max for p in formats), default=math.inf)
     smallest = max((p.smallest_normal for p in formats), default=0.0)
     for value, number in graph.constants.items():
-        if graph.kinds[value] not in "iu":
-            is_large, is_tiny = largest < abs(number) < math.inf, 0 < abs(number) < smallest
-            bits[value] = is_large * LARGE | is_tiny * TINY
+        is_large = largest < abs(number) < math.inf and graph.kinds[value] not in "iu"
+        bits[value] = is_large * LARGE | (0 < abs(number) < smallest) * TINY
     for value in graph.sources:
         bits[value] |= graph.is_float32[value] * STATE
     for carry in graph.carries:

@@ -108,8 +108,7 @@ class Outliner(Outline):
         for decision in decisions:
             eqn = decision.eqn
             parts.append(self._line(eqn, decision.plan, names))
-            for v in eqn.invars:
-                parts.append(literal_key(v) if isinstance(v, Literal) else number[v])
+            parts += [literal_key(v) if isinstance(v, Literal) else number[v] for v in eqn.invars]
             for var in eqn.outvars:
                 number[var] = len(number)
         read, given = (

@@ -153,6 +153,17 @@ def discriminant(x: Array, w: Array, v: Array) -> Array:
     return jnp.sqrt(jnp.abs(b * b - 4.0 * 2.0 * 1.999)) @ v
 
 
+@hostile(lambda d: (d.normal(8, 16), *[d.weight(16, 16) for _ in range(4)]))
+def undone_blocks(x: Array, *weights: Array) -> Array:
+    """a + f(b) less f(b): a reversible network computes its activations anew from its end."""
+    a, b = x @ weights[0], x @ weights[1]
+    for w in weights:
+        a, b = b, a + 4.0 * jnp.tanh(b @ w) @ w
+    for w in reversed(weights):
+        a, b = b - 4.0 * jnp.tanh(a @ w) @ w, a
+    return a @ weights[0]
+
+
 @hostile(lambda d: (500.0 + d.normal(8, 16, scale=0.1), d.weight(16, 8), d.weight(8, 4)))
 def centred_inputs(x: Array, w: Array, v: Array) -> Array:
     """Coordinates of 500 minus their mean, before the first product."""
