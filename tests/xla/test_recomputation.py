@@ -364,6 +364,37 @@ def test_barriers_of_symbolic_sizes_are_around_everything() -> None:
     np.testing.assert_array_equal(exported.call(*given), mixed(*given))
 
 
+def _standardized(x: jax.Array, axis: int) -> jax.Array:
+    return (x - x.mean(axis, keepdims=True)) / jnp.sqrt(x.var(axis, keepdims=True) + 1e-5)
+
+
+SIZED: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "bias": lambda w, x: jax.nn.silu(x @ w + w[0]) @ w + w[1],
+    "batch_norm": lambda w, x: jax.nn.relu(_standardized(x @ w, 0)) @ w,
+    "checkpoint": lambda w, x: jax.checkpoint(lambda x: _standardized(jax.nn.relu(x @ w) @ w, -1))(
+        x
+    ),
+    "mean_of_words": lambda w, x: _standardized(x @ w, -1).mean(1, keepdims=True) @ w,
+    "scores": lambda w, x: jax.nn.softmax(x @ w @ jnp.swapaxes(x, 1, 2)) @ x,
+    "label": lambda w, x: jax.nn.log_softmax(x @ w)[..., :1],
+}
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("name", SIZED)
+def test_programs_of_symbolic_sizes_are_exported(name: str, platform: str) -> None:
+    """For one platform alone, whose forms are chosen by sizes that cannot be compared."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(SIZED[name](w, x) ** 2)
+
+    shapes = (WIDTH, WIDTH), jax.export.symbolic_shape(f"b, t, {WIDTH}")
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    for fn in (amp(SIZED[name], POLICY), jax.grad(amp(loss, POLICY)), amp(jax.grad(loss), POLICY)):
+        exported = jax.export.export(jax.jit(fn), platforms=(platform,))(*args)
+        assert "bf16" in exported.mlir_module()
+
+
 def test_residuals_of_activations_are_narrow(args: Any) -> None:
     """What `grad(amp(f))` keeps of activations for its backward pass is bfloat16."""
     _, backward = jax.vjp(lambda w: amp(written_out, POLICY)(w, args[1]), args[0])

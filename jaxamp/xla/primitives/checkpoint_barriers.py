@@ -37,6 +37,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait, op_of, register_op_kind
 from jaxamp.jaxprs.nested import nested
+from jaxamp.plan.graph.graph import is_smaller
 from jaxamp.xla.primitives.narrow_moves import narrow_moves
 from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
 from jaxamp.xla.primitives.split_sums import LARGE, split_sums
@@ -189,8 +190,8 @@ def _puts_sums_back(jaxpr: Jaxpr) -> bool:
         is_sum = eqn.primitive.name == "reduce_sum" or bool(nested(eqn))
         if is_sum or any(v in sums for v in eqn.invars if not isinstance(v, Literal)):
             sums.update(eqn.outvars)
-    largest = max(getattr(v.aval, "size", 0) for v in jaxpr.invars)
-    return any(getattr(v.aval, "size", 0) * _RATIO >= largest for v in sums)
+    made, read = ([getattr(v.aval, "size", 0) for v in vars] for vars in (sums, jaxpr.invars))
+    return any(not any(is_smaller(size * _RATIO, other) for other in read) for size in made)
 
 
 def _same(*values: Any, **params: Any) -> list[Any]:
