@@ -380,17 +380,18 @@ SIZED: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize(("platform", "fused"), [("cuda", True), ("tpu", False)])
 @pytest.mark.parametrize("name", SIZED)
-def test_programs_of_symbolic_sizes_are_exported(name: str, platform: str) -> None:
+def test_programs_of_symbolic_sizes_are_exported(name: str, platform: str, fused: bool) -> None:
     """For one platform alone, whose forms are chosen by sizes that cannot be compared."""
+    policy = PrecisionPolicy.MIXED_BF16.replace(fused_attention=fused)
 
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.mean(SIZED[name](w, x) ** 2)
 
     shapes = (WIDTH, WIDTH), jax.export.symbolic_shape(f"b, t, {WIDTH}")
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    for fn in (amp(SIZED[name], POLICY), jax.grad(amp(loss, POLICY)), amp(jax.grad(loss), POLICY)):
+    for fn in (amp(SIZED[name], policy), jax.grad(amp(loss, policy)), amp(jax.grad(loss), policy)):
         exported = jax.export.export(jax.jit(fn), platforms=(platform,))(*args)
         assert "bf16" in exported.mlir_module()
 

@@ -24,6 +24,7 @@ from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.jaxprs.known_arrays import KnownArrays
 from jaxamp.policy.policy import PrecisionPolicy
 
+_SYMBOLIC = "sizes are symbolic, and kernels need numbers"
 _SLOPE = "keys share numbers of a bias, whose gradient nearly cancels: 16 bits lose it"
 
 
@@ -62,6 +63,9 @@ class _Attentions:
     def find(self, level: Level, known: KnownArrays) -> tuple[list[Replacement], list[Outcome]]:
         """Return the attentions of a level, and what looks like one."""
         self.refused = []
+        if not all(isinstance(n, int) for aval in level.avals for n in np.shape(aval)):
+            exponentials = (u for u in level.equations if self.word(u.eqn) == "exp")
+            return [], [Outcome(KIND, *words_of(unit), _SYMBOLIC) for unit in exponentials]
         scores = Scores(level, known)
         matcher = Matcher(scores)
         chosen: list[Replacement] = []
