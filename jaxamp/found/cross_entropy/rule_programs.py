@@ -25,7 +25,10 @@ def programs_of(eqn: JaxprEqn) -> tuple[ClosedJaxpr, ClosedJaxpr, list[int]]:
     the results before these, and returns those of the operands that have any, whose indices follow.
     """
     avals: list[Any] = [v.aval for v in eqn.invars]
-    moving = [i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.floating)]
+    captured = eqn.params["num_consts"]  # operands before the others, without a derivative
+    moving = [
+        i for i, v in enumerate(avals) if i >= captured and jnp.issubdtype(v.dtype, jnp.floating)
+    ]
     count, structure = len(eqn.outvars), jax.tree.structure(None)
 
     def forward(*operands: Any) -> list[Any]:
