@@ -243,8 +243,9 @@ class CastConfig:
         True
         """
         dtype = _as_dtype(in_dtype)
-        is_float = jnp.issubdtype(dtype, np.floating)
-        return not is_float or (not self.is_scaled and dtype == self.out_dtype.dtype)
+        if not jnp.issubdtype(dtype, np.floating):
+            return True
+        return not self.is_scaled and dtype == self.out_dtype.dtype
 
     def __str__(self) -> str:
         if not self.is_scaled:

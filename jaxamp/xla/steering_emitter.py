@@ -23,8 +23,8 @@ from jaxamp.xla.primitives.checkpoint_barriers import (
 from jaxamp.xla.primitives.label_gather import label_gather, scatter_by_comparison
 from jaxamp.xla.primitives.rounding_barrier import (
     rounding_barrier,
-    sum_with_rounded_cotangent,
     unbarriered,
+    with_rounded_cotangent,
 )
 from jaxamp.xla.primitives.split_sums import LARGE
 from jaxamp.xla.relu_masks import compare_relu_results
@@ -71,7 +71,7 @@ class SteeringEmitter(Emitter):
 
     def add(self, eqn: JaxprEqn, operands: Sequence[Any], of: CotangentRounding) -> Any:
         """Add, subtract or multiply; the transpose rounds the cotangent."""
-        return sum_with_rounded_cotangent(eqn, operands, of)
+        return with_rounded_cotangent(eqn, operands, of)
 
     def gather(self, table: Any, indices: Any, params: dict[str, Any]) -> Any:
         """Gather one number of each row, so that its transpose is a comparison."""

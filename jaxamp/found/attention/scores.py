@@ -337,8 +337,6 @@ def _transpose(scores: Scores, unit: Unit) -> Forms | None:
 def _broadcast(scores: Scores, unit: Unit) -> Forms | None:
     shape = unit.eqn.params["shape"]
     where = unit.eqn.params["broadcast_dimensions"]
-    if not all(isinstance(n, int) for n in shape):
-        return None
 
     def move(value: Value) -> Value:
         places = list(scores.algebra.constant(0.0, shape).places)
@@ -352,7 +350,7 @@ def _broadcast(scores: Scores, unit: Unit) -> Forms | None:
 
 def _reshape(scores: Scores, unit: Unit) -> Forms | None:
     shape = unit.eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
-    if unit.eqn.params.get("dimensions") is not None or not all(isinstance(n, int) for n in shape):
+    if unit.eqn.params.get("dimensions") is not None:
         return None
     forms = _on_places(scores, unit, lambda value: reshaped(value, shape))
     return forms and _with_whole_axes(scores, unit, forms)

@@ -115,7 +115,7 @@ class _Amplification:
 
     @cached_property
     def terms(self) -> Parts:
-        """Per value, the boundary values that are terms of it, and `~w` of what `w` multiplies."""
+        """Per value, its terms: boundary values, and `~w` for a product with the weights `w`."""
 
         def adds_up(node: Node) -> bool:
             is_sum = node.role is Role.ELEMENTWISE and node.semantics.linear is Linear.ALL
@@ -228,7 +228,7 @@ class _Amplification:
         return IN_PARTS | UNDONE if _NONE < other < one else 0
 
     def _parts_before(self, node: Node, given: int) -> int:
-        """Return whether what is added in parts later is added in parts here already."""
+        """Return the flags of a sum later that hold for what this node adds up already."""
         is_of_one = node.role is Role.ELEMENTWISE and node.trait in _OF_ONE
         is_kept = node.role is Role.MERGE or (is_of_one and len(self._dense(node)) == 1)
         undone = given & UNDONE and node.semantics.linear is Linear.ALL

@@ -42,7 +42,8 @@ class Provenance:
 def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
     """Sweep forward until nothing changes; more than once only where a loop feeds back.
 
-    Known floats beyond the narrow formats of a policy are large or tiny; integers end counters.
+    Known numbers beyond the narrow formats of a policy are large or tiny; large integers are not,
+    as counters end at them.
     """
     bits = bytearray(len(graph.avals))
     largest = min((p.max for p in formats), default=math.inf)

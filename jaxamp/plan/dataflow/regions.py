@@ -139,8 +139,9 @@ def find_relu_tangents(graph: Graph, signed: set[int]) -> set[int]:
 
 def is_window(graph: Graph, node: Node) -> bool:
     """Return whether a reduction keeps its axes (pooling, running sums): a kernel of its own."""
-    is_reduction = node.role is Role.REDUCE
-    return is_reduction and graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
+    if node.role is not Role.REDUCE:
+        return False
+    return graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
 
 
 def selects_in_windows(graph: Graph, node: Node) -> bool:

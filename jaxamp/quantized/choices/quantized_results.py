@@ -134,8 +134,9 @@ def _find_quantized(graph: Graph, uses: Uses, choices: Mapping[Node, Choice]) ->
     kept = graph.outputs | graph.onward
 
     def is_quantized(reader: Node) -> bool:
-        is_made_of = reader.role in ARITHMETIC and all(found[v] for v in reader.outs)
-        return is_made_of or choices[reader].form is not None
+        if choices[reader].form:
+            return True
+        return reader.role in ARITHMETIC and all(found[v] for v in reader.outs)
 
     for node in reversed(graph.nodes):
         for value in node.outs:

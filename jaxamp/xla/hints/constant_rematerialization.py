@@ -33,8 +33,9 @@ def find_constants(graph: Graph, frame: Frame) -> dict[Frame, tuple[Rematerializ
 
 def _is_kernel(site: Node | Nest) -> TypeGuard[Nest]:
     """Return whether a body's inputs are in memory, rather than fused with their maker."""
-    is_nest = isinstance(site, Nest)
-    return is_nest and (site.op.trait is Trait.LOOP or site.eqn.primitive.name == "remat2")
+    if isinstance(site, Node):
+        return False
+    return site.op.trait is Trait.LOOP or site.eqn.primitive.name == "remat2"
 
 
 class _Rematerialization:

@@ -190,7 +190,7 @@ def _puts_sums_back(jaxpr: Jaxpr) -> bool:
         is_sum = eqn.primitive.name == "reduce_sum" or bool(nested(eqn))
         if is_sum or any(v in sums for v in eqn.invars if not isinstance(v, Literal)):
             sums.update(eqn.outvars)
-    made, read = ([getattr(v.aval, "size", 0) for v in vars] for vars in (sums, jaxpr.invars))
+    made, read = ({getattr(v.aval, "size", 0) for v in found} for found in (sums, jaxpr.invars))
     return any(not any(is_smaller(size * _RATIO, other) for other in read) for size in made)
 
 

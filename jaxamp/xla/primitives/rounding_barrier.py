@@ -113,8 +113,11 @@ mlir.register_lowering(
 rounded_cotangent_p = Primitive("rounded_cotangent")
 
 
-def sum_with_rounded_cotangent(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
-    """Add, subtract or multiply, as an equation does; the cotangent of the result is rounded."""
+def with_rounded_cotangent(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
+    """Add, subtract or multiply, as an equation does; the cotangent of the result is rounded.
+
+    That of a product is rounded behind it: its rule of derivatives is JAX's own.
+    """
     if eqn.primitive.name == "mul":
         return rounded_cotangent_p.bind(jax_compat.bind(eqn, operands)[0], op=eqn.primitive, of=of)
     rank = max(map(np.ndim, operands))
@@ -135,8 +138,8 @@ def _aval(x: Any, *others: Any, op: Primitive, of: CotangentRounding) -> Any:
 def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: CotangentRounding) -> Any:
     if type(cotangent) is ad.Zero:
         return [None for _ in operands]
-    given = _given(cotangent, of)
-    found = [_summed(g, x.aval.shape) for g, x in zip(given, operands, strict=False)]
+    given = _given(cotangent, of)[: len(operands)]  # a product is one
+    found = [_summed(g, x.aval.shape) for g, x in zip(given, operands, strict=True)]
     return [found[0], lax.neg(found[1])] if op.name == "sub" else found
 
 
