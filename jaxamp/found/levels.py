@@ -96,16 +96,14 @@ class Level:
     @functools.cached_property
     def moving(self) -> set[int]:
         """The real values that have a derivative along real inputs of the level."""
-        found = {*filter(self._is_real, self.entries)}
+        avals = enumerate(self.avals)
+        real = {a for a, aval in avals if jnp.issubdtype(getattr(aval, "dtype", int), np.floating)}
+        found = real.intersection(self.entries)
         for unit in self.equations:
-            if unit.eqn.primitive.name != "stop_gradient" and not found.isdisjoint(
-                numbers(unit.ins)
-            ):
-                found.update(filter(self._is_real, numbers(unit.outs)))
+            is_stopped = unit.eqn.primitive.name == "stop_gradient"
+            if not is_stopped and not found.isdisjoint(numbers(unit.ins)):
+                found.update(real.intersection(numbers(unit.outs)))
         return found
-
-    def _is_real(self, value: int) -> bool:
-        return jnp.issubdtype(getattr(self.avals[value], "dtype", np.int32), np.floating)
 
     def atomic(self) -> Iterator[Unit]:
         """Yield what is emitted or left out as one: equations, and calls that stay whole."""

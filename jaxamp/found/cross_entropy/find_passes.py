@@ -77,6 +77,7 @@ class Search:
     is_softmax: bool = False
     _after: list[Unit] = field(default_factory=list)  # all that depends on the logits
     _wide: set[int] = field(default_factory=set)  # values of the size of the logits, made of them
+    _through: set[int] = field(default_factory=set)  # values with a derivative along logits
     _powers: set[int] = field(default_factory=set)  # values that exponentials of logits are in
 
     def passes(self) -> list[Pass]:
@@ -100,6 +101,7 @@ class Search:
         """Follow the tokens from where they are known on."""
         self.stage.update(dict.fromkeys(self.rows, 1))
         self._wide.update(value for value, rows in self.rows.items() if self.is_big(value, rows))
+        self._through.update(self.rows)
         self._after = self.level.made_of(self.rows)
         for unit in self._after:
             self._step(unit)
@@ -121,6 +123,9 @@ class Search:
             dict.fromkeys(outs, max(self.stage[a] + (a not in self.rows) for a in tainted))
         )
         self.flows[unit] = found
+        if is_through := not self._through.isdisjoint(tainted):
+            read = self.rules[unit].moved(outs) if unit in self.rules else outs
+            self._through.update(self.level.moving.intersection(read))
         big = [a for a in tainted if a in self._wide]
         if found.result is not None:
             if contracts(unit) and None in found.operands and big:
@@ -131,6 +136,7 @@ class Search:
             self.stage[outs[0]] == 1  # no second pass for small numbers alone
             and self.taken.isdisjoint(outs)
             and not any(self.is_big(a, self.rows.get(a)) for a in tainted)
+            and (is_through or self.level.moving.isdisjoint(outs))  # none along weights alone
         ):
             self.sums.update(outs)
         name = unit.eqn.primitive.name

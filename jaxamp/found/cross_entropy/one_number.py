@@ -29,9 +29,8 @@ def one_number(made: Pass, level: Level) -> int | None:
             return None
         if not moving.isdisjoint(numbers(atom for atom, _ in step.operands)):
             outs = step.unit.outs
-            if step.rule is not None:  # that reads no cotangent of some results
-                outs = [outs[i] for i, _ in step.rule.backward.inputs if i < len(outs)]
-            moving.update(level.moving.intersection(outs))
+            moved = outs if step.rule is None else step.rule.moved(outs)
+            moving.update(level.moving.intersection(moved))
     results = [(value, rows) for value, rows in made.outputs.items() if value in moving]
     is_number = len(results) == 1 and not level.avals[results[0][0]].shape
     return results[0][0] if is_number and results[0][1] is None else None

@@ -90,6 +90,10 @@ class Rule(NamedTuple):
     moving: Sequence[int]
     is_linear: bool
 
+    def moved(self, results: Sequence[Atom]) -> list[Atom]:
+        """Return the results whose cotangents it reads."""
+        return [results[i] for i, _ in self.backward.inputs if i < len(results)]
+
 
 def contracts(unit: Unit) -> bool:
     """Return whether an equation is a product that sums over something."""

@@ -170,6 +170,25 @@ def test_gradients_of_a_mean_are_its_own(loss):
     assert np.linalg.norm(jax.jit(step)(X, W) - want) <= 0.01 * np.linalg.norm(want)
 
 
+def test_a_metric_along_weights_takes_no_other_loop():
+    """Its derivative along weights, which are an argument, is not computed with the loss."""
+
+    def with_accuracy(w, weights):
+        logits = X @ w
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, LABELS)
+        right = jnp.argmax(logits, -1) == LABELS
+        return (losses * weights).mean(), (right * weights).mean()
+
+    runs, args = [], (W, np.linspace(0, 1, T, dtype=np.float32))
+    for policy in (POLICY, STORED):
+        step = jax.grad(jaxamp.amp(with_accuracy, policy), has_aux=True)
+        runs.append(jax.jit(step)(*args))
+        names = [eqn.primitive.name for eqn, _ in equations_of(step, *args)]
+        assert names.count("scan") + names.count("while") == (policy is POLICY)
+    for got, want in zip(*runs, strict=True):
+        assert np.linalg.norm(got - want) <= 0.01 * np.linalg.norm(want)
+
+
 def test_the_gradient_of_a_transposed_matrix_is_added_up_as_the_matrix_lies():
     """It would be transposed behind the loop else, in float32."""
 

@@ -54,7 +54,7 @@ def test_chunks_compute_what_the_program_does(name, order):
     agree(*replaced(LOSSES[name], order))
 
 
-LINEAR = ("maxtext_segments", "mean_inside_of_the_rule")
+LINEAR = ("maxtext_segments", "mean_inside_of_the_rule", "t5x_weighted")
 """Rules whose cotangents are linear in that of a loss, so that gradients come with it."""
 
 
