@@ -17,6 +17,7 @@ from jaxamp.plan.assemble import assemble, ground_of
 from jaxamp.plan.conditioning.hazards import Hazards
 from jaxamp.plan.conditioning.precise_products import find_precise_products
 from jaxamp.plan.conditioning.solver_steps import find_factors
+from jaxamp.plan.conditioning.undone_sums import find_undone
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
 from jaxamp.plan.dataflow.ranges import find_ranges
@@ -24,7 +25,7 @@ from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.findings import Draft, Findings, Steering
 from jaxamp.plan.graph.graph import Frame, Graph, sites_of
-from jaxamp.plan.graph.unfold import unfold
+from jaxamp.plan.graph.unfold import Sequel, unfold
 from jaxamp.plan.precision.buffers import narrow_buffers
 from jaxamp.plan.precision.carries import settle_carries
 from jaxamp.plan.precision.choose import Chooser
@@ -46,6 +47,7 @@ def make_plan(
     later: Sequence[bool] = (),
     forms: bool = True,
     deciding: frozenset[Hashable] = frozenset(),
+    sequel: Sequel | None = None,
 ) -> Plan:
     """Decide, for every equation of a jaxpr, in which precision it runs.
 
@@ -62,6 +64,7 @@ def make_plan(
       onward: whether Compute outside reads each result; by default those that leave narrow.
       forms: whether features choose after the core, and may give operations forms of their own.
       deciding: what `shape_of` says of products, elsewhere, that decide when a loop stops.
+      sequel: what is made of the results later, if that is known.
 
     Raises:
       UnknownPrimitiveError: ``strict`` and a primitive is unknown.
@@ -74,7 +77,7 @@ def make_plan(
     plan under mixed_bf16
     dot_general            Compute        bf16 -> f32   operands in bf16; no later product ...
     """
-    graph, frame = unfold(closed_jaxpr.jaxpr, closed_jaxpr.consts)
+    graph, frame = unfold(closed_jaxpr, sequel)
     if strict and graph.unknown:
         raise _unknown(graph)
     onward = onward or [is_narrow(p) for p in outputs or ()]
@@ -84,6 +87,7 @@ def make_plan(
     find_ranges(graph)
     find_factors(graph)
     find_precise_products(graph)
+    find_undone(graph)
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or (), forms=forms)
     grounds = {site: ground_of(site, findings.choices) for site in sites_of(frame)}

@@ -58,7 +58,7 @@ class Program:
 
 def unfolded(plan: Plan) -> Program:
     """The program of a plan."""
-    graph, frame = unfold(plan.jaxpr.jaxpr, plan.jaxpr.consts)
+    graph, frame = unfold(plan.jaxpr)
     find_ranges(graph)
     settle_carries(graph, plan.policy, find_forced(graph, plan.policy))
     sites = dict(zip(sites_of(frame), plan.decisions(), strict=True))

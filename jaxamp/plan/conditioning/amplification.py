@@ -17,7 +17,6 @@ predicted, or of a value with the next in time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import NamedTuple
 
 from jaxamp.core.semantics import Linear, Rounding
@@ -25,7 +24,7 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.conditioning.squares import CANCELLED
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.graph.consumers import SUMS, Parts, find_origins, find_parts, is_square
+from jaxamp.plan.graph.consumers import SUMS, find_origins, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, is_smaller
 from jaxamp.plan.graph.sweeps import backward, forward, mark, union
 
@@ -34,7 +33,6 @@ IN_MEMORY = 2  # the reader on that path takes the value from memory
 IN_PARTS = 4  # what amplifies is a sum of parts of one value, and the path to it is linear
 DIFFERED = 8  # a term of a difference that may cancel, or what is summed and scaled to be one
 ORDERED = 16  # what amplifies is an order that an index is taken from
-UNDONE = 32  # a sum from which one of its terms is subtracted later, computed anew
 
 LINEAR = 1  # a result of Compute, or linear in such
 BOUNDED = 2  # a bounded curve, or the square of one: see `_cancels`
@@ -44,7 +42,6 @@ PROPAGATED = 8  # made of a product of a backward pass
 _STEEP_POWER = 3  # powers above it amplify
 _JOINS = (Role.MERGE, Role.LINK, Role.CONVERT)
 _SQUARES = ("square", "integer_pow", "mul")
-_NONE: frozenset[int] = frozenset()
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
 
 
@@ -112,19 +109,6 @@ class _Amplification:
         mark(self.made, self.graph.activations, LINEAR)
         for carry in self.graph.carries:
             self.made[carry.inner] = self.made[carry.result] = LINEAR * (not carry.keeps_dtype)
-
-    @cached_property
-    def terms(self) -> Parts:
-        """Per value, its terms: boundary values, and `~w` for a product with the weights `w`."""
-
-        def adds_up(node: Node) -> bool:
-            is_sum = node.role is Role.ELEMENTWISE and node.semantics.linear is Linear.ALL
-            return is_sum or node.role in (Role.LINK, Role.MERGE)
-
-        known = {v: frozenset({v}) for v in self.graph.sources if self.graph.is_float32[v]}
-        products = [n for n in self.graph.nodes if n.role is Role.CONTRACT]
-        weights = {n: [~v for v in map(self.graph.origin, n.ins) if v in known] for n in products}
-        return find_parts(self.graph, weights.get, adds_up, known)
 
     def enter(self, node: Node) -> None:
         """Find what the results of a node are made of."""
@@ -195,8 +179,8 @@ class _Amplification:
             for source, out in node.moves:
                 if self.bits[out]:
                     self._mark(node, (source,), self.bits[out] & ~AMPLIFIED)
-        elif parts := self._adds_parts(node):
-            self._mark(node, node.ins, parts)
+        elif self._adds_parts(node):
+            self._mark(node, node.ins, IN_PARTS)
         else:
             given = union(self.bits, node.outs)
             if (given and self._passes(node)) or self._amplifies(node):
@@ -211,28 +195,16 @@ class _Amplification:
                 in_memory = not fused[value] or is_far(value, node)
                 self.bits[value] |= AMPLIFIED | in_memory * IN_MEMORY | flags
 
-    def _adds_parts(self, node: Node) -> int:
-        """Return the flags of terms of which a node adds parts of one value that are not the same.
-
-        Or subtracts from a sum what it began with, as parameters that a task has adapted, or what
-        weights added to it, as a reversible network does that computes its activations anew.
-        """
+    def _adds_parts(self, node: Node) -> bool:
+        """Return whether a node adds parts of one value that are not the same."""
         dense = self._dense(node) if node.name in SUMS else ()
-        if len(dense) == 2 and len({self.origin.get(v, v) for v in dense}) == 1:
-            return IN_PARTS
-        if node.name != "sub" or not dense:
-            return 0
-        one, other = (self.terms.get(v, _NONE) for v in node.ins)
-        if len(dense) == 1:
-            return 0 if one.isdisjoint(other) else IN_PARTS
-        return IN_PARTS | UNDONE if _NONE < other < one else 0
+        return len(dense) == 2 and len({self.origin.get(v, v) for v in dense}) == 1
 
     def _parts_before(self, node: Node, given: int) -> int:
-        """Return the flags of a sum later that hold for what this node adds up already."""
+        """Return whether what is added in parts later is added in parts here already."""
         is_of_one = node.role is Role.ELEMENTWISE and node.trait in _OF_ONE
         is_kept = node.role is Role.MERGE or (is_of_one and len(self._dense(node)) == 1)
-        undone = given & UNDONE and node.semantics.linear is Linear.ALL
-        return given & (IN_PARTS | UNDONE) if is_kept or undone else 0
+        return given & IN_PARTS if is_kept else 0
 
     def _differed(self, node: Node, given: int) -> int:
         """Return the flags of terms of a difference, and of what is squared before it.

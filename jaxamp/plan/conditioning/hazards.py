@@ -57,7 +57,7 @@ class Hazards:
             (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
             (LOOKUP_PLACE, self.lookup_places),
             (PRECISE, graph.unrounded),
-            (AMPLIFIED, amplified),
+            (AMPLIFIED, amplified | graph.undone),
         )
         self._constraints = {
             value: constraint

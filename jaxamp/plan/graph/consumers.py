@@ -70,7 +70,6 @@ def find_parts(
     graph: Graph,
     made: Callable[[Node], Iterable[int] | None],
     passes: Callable[[Node], bool],
-    known: Parts | None = None,
 ) -> Parts:
     """Return what values are sums of.
 
@@ -78,9 +77,8 @@ def find_parts(
       graph: the program.
       made: what the results of a node are a sum of, if that is none of its operands' parts.
       passes: whether a node adds up the parts of its operands; moves pass them on.
-      known: parts of values that no node makes.
     """
-    parts: Parts = dict(known or {})
+    parts: Parts = {}
     for node in graph.nodes:
         own = made(node)
         if own is not None:

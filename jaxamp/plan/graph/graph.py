@@ -192,6 +192,7 @@ class Graph:
       carries: carries of all loops.
       precise: products that are not to be rounded, each with why; see `precise_products.py`.
       unrounded: what these read.
+      undone: sums from which a term is subtracted later; see `undone_sums.py`.
       factors: results of matrix factorizations and solves; see `solver_steps.py`.
       written: results of products of numbers that the program makes of known ones.
       deciding: products elsewhere that decide when a loop stops; see `repeated_decisions.py`.
@@ -225,6 +226,7 @@ class Graph:
     carries: list[Carry] = field(default_factory=list)
     precise: dict[Node, Any] = field(default_factory=dict)
     unrounded: set[int] = field(default_factory=set)
+    undone: set[int] = field(default_factory=set)
     factors: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     deciding: frozenset[Hashable] = frozenset()

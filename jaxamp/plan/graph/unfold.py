@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 
 from jaxamp.core import jax_compat, taxonomy
 from jaxamp.core.intervals import Interval
@@ -23,14 +23,23 @@ from jaxamp.jaxprs.name_stack import joined_names, without_repeats
 from jaxamp.jaxprs.nested import RULED, called, is_region, loop, nested
 from jaxamp.plan.graph.graph import Carry, Frame, Graph, Link, Nest, Node, Role
 
+# A program that runs later, and where its first inputs are among the inputs and results before.
+Sequel = tuple[ClosedJaxpr, Sequence[int]]
 
-def unfold(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Graph, Frame]:
-    """Return the flat graph of a jaxpr, and the frame of the jaxpr itself."""
+
+def unfold(closed: ClosedJaxpr, sequel: Sequel | None = None) -> tuple[Graph, Frame]:
+    """Return the flat graph of a jaxpr and of its sequel, and the frame of the jaxpr itself."""
     graph = Graph()
-    entries = tuple(graph.value(v.aval) for v in jaxpr.invars)
+    entries = tuple(graph.value(v.aval) for v in closed.jaxpr.invars)
     graph.sources.update(entries)
-    frame = _Unfolder(graph).frame(ClosedJaxpr(jaxpr, tuple(consts)), entries, "")
+    frame = _Unfolder(graph).frame(closed, entries, "")
     graph.outputs.update(frame.exits)
+    if sequel:
+        later, places = sequel
+        given = [(*entries, *frame.exits)[i] for i in places]
+        others = [graph.value(v.aval) for v in later.jaxpr.invars[len(given) :]]
+        graph.activations.update(others)
+        graph.onward.update(_Unfolder(graph).frame(later, (*given, *others), "").exits)
     return graph, frame
 
 

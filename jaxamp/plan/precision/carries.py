@@ -92,10 +92,11 @@ def _bears_rounding(graph: Graph, provenance: Provenance, uses: Uses, carry: Car
     another layer in each iteration, whose weights are slices of stacked ones. Rounding harms
     accumulators, to which the same step adds repeatedly (a clock, an average, an integrator), as
     the errors add up. It harms results that no Compute reads, as a loss may be the small difference
-    of such a result and a target. And it harms coordinates whose differences the step reads.
+    of such a result and a target. And it harms coordinates whose differences the step reads, and
+    sums of which terms are subtracted later.
     """
     is_returned = uses.needed[carry.result] and not uses.reaches[carry.result]
-    if is_returned or _has_differences(graph, carry):
+    if is_returned or carry.inner in graph.undone or _has_differences(graph, carry):
         return False
     contractions = _contractions_of(graph, carry)
     layers = [node for node in contractions if any(provenance.layer[v] for v in node.ins)]

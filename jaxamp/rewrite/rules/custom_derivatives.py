@@ -2,13 +2,15 @@
 
 The rules are programs that JAX traces only when it differentiates, at the original dtypes. They
 are planned then, with the precisions in which their inputs really arrive and their results must
-leave: cotangents and tangents have the dtype of their primal. Only the plan of the function knows
-the place of its products in a network: where features gave none of them a form, they give none to
-those of its rules.
+leave: cotangents and tangents have the dtype of their primal. A forward rule is planned with what
+the backward rule makes of its residuals, as that may amplify a rounding of these. Only the plan of
+the function knows the place of its products in a network: where features gave none of them a form,
+they give none to those of its rules.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +24,9 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.jaxprs.nested import called
-from jaxamp.plan import JaxprPlan, make_plan
+from jaxamp.plan import Decision, JaxprPlan, make_plan
 from jaxamp.plan.dataflow.repeated_decisions import shape_of
+from jaxamp.plan.graph.unfold import Sequel
 from jaxamp.rewrite.interpreter import interpret, interpret_whole
 from jaxamp.rewrite.registry import RewriteContext, RuleContext, rewrites
 
@@ -93,7 +96,9 @@ def custom_vjp(context: RuleContext, *operands: Any) -> Sequence[Any]:
         count = len(jaxpr.outvars) - len(plan.outputs)
         saved_avals[:] = [v.aval for v in jaxpr.outvars[:count]]
         wanted = [*[None] * count, *plan.outputs]
-        return _run_rule(rewrite, plan, ClosedJaxpr(jaxpr, captured), values[consts:], wanted)
+        closed = ClosedJaxpr(jaxpr, captured)
+        sequel = _find_sequel(eqn, plan, closed, _backward_avals(eqn, saved_avals))
+        return _run_rule(rewrite, plan, closed, values[consts:], wanted, sequel=sequel)
 
     def backward(*residuals_and_cotangents: Any) -> tuple[list[Any], Any]:
         avals = _backward_avals(eqn, saved_avals)
@@ -128,6 +133,29 @@ def _backward_avals(eqn: JaxprEqn, saved_avals: Sequence[Any]) -> list[Any]:
     saved = iter(saved_avals)
     residuals = [next(saved) if f is None else eqn.invars[f].aval for f in forwarded]
     return [*residuals, *(jax_compat.to_cotangent_aval(v.aval) for v in eqn.outvars)]
+
+
+def _find_sequel(
+    eqn: JaxprEqn, plan: JaxprPlan, forward: ClosedJaxpr, avals: Sequence[Any]
+) -> Sequel | None:
+    """Return what the backward rule makes of what the forward rule gives, if products are rounded.
+
+    None where the rule refuses what is not known yet: JAX calls it later, and shows its errors.
+    """
+    if eqn.params["num_consts"] or not _products(plan):
+        return None
+
+    def backward(*args: Any) -> list[Any]:
+        results, _ = jax_compat.backward_results(eqn, args)
+        return [r for r in results if not jax_compat.is_symbolic_zero(r)]
+
+    try:
+        program = jax_compat.trace_to_jaxpr(backward, avals, called(eqn).jaxpr.debug_info)
+    except Exception:
+        return None
+    _, _, forwarded = eqn.params["out_trees"]()
+    saved = itertools.count(len(forward.jaxpr.invars))
+    return program, [next(saved) if f is None else f for f in forwarded]
 
 
 def _run_backward(
@@ -176,13 +204,14 @@ def _run_rule(
     wanted: Precisions,
     onward: Sequence[bool] | None = None,
     later: Sequence[bool] = (),
+    sequel: Sequel | None = None,
 ) -> list[Any]:
     """Plan and run a rule of a planned function, in the precisions in which arguments arrive."""
     arriving = [
         _stored(jax.typeof(arg).dtype, var.aval)
         for arg, var in zip(args, closed.jaxpr.invars, strict=True)
     ]
-    products = [d for d in function.walk() if d.kind is OpKind.COMPUTE]
+    products = _products(function)
     plan = make_plan(
         closed,
         rewrite.policy,
@@ -191,10 +220,15 @@ def _run_rule(
         outputs=wanted,
         onward=onward,
         later=later,
+        sequel=sequel,
         deciding=frozenset(shape_of(d.eqn) for d in products if d.guard is Guard.LOOP_CARRY),
     )
     fresh = RewriteContext(rewrite.policy)
     return interpret_whole(fresh, closed, plan.body, args)
+
+
+def _products(plan: JaxprPlan) -> list[Decision]:
+    return [decision for decision in plan.walk() if decision.kind is OpKind.COMPUTE]
 
 
 def _stored(dtype: Any, declared: Any) -> Precision | None:

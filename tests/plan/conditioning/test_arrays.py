@@ -32,7 +32,7 @@ def moved_in_nested_loops(x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("fn", [scaled_in_a_loop, scaled_until_small, moved_in_nested_loops])
 def test_the_path_of_an_array_ends_though_a_loop_carries_it(fn: Callable[..., jax.Array]) -> None:
     closed = jax.make_jaxpr(fn)(X)
-    graph, _ = unfold(closed.jaxpr, closed.consts)
+    graph, _ = unfold(closed)
     arrays = Arrays(graph)
     for value in range(len(graph.avals)):
         newest, longest = value, len(graph.nodes)

@@ -23,7 +23,7 @@ def test_a_known_number_is_known_inside_of_a_loop(made: Callable[[], jax.Array])
         return lax.scan(lambda h, x: ((one - jnp.tanh(x)) * h, None), xs[0], xs)[0]
 
     closed = jax.make_jaxpr(gated)(jnp.ones((5, 3)))
-    graph, _ = unfold(closed.jaxpr, closed.consts)
+    graph, _ = unfold(closed)
     invariants = [node.outs[0] for node in graph.nodes if node.link is Link.INVARIANT]
     assert [graph.constants.get(value) for value in invariants] == [1.0]
 
