@@ -110,8 +110,5 @@ def rule_for(decision: Decision) -> RewriteRule:
     name = decision.primitive
     if name in _RULES:
         return _RULES[name]
-    return next((work.rules[name] for work in features.works() if name in work.rules), _bind)
-
-
-def _bind(context: RuleContext, *operands: Any) -> Sequence[Any]:
-    return jax_compat.bind(context.eqn, operands)
+    rules = (work.rules[name] for work in features.works() if name in work.rules)
+    return next(rules, lambda context, *operands: jax_compat.bind(context.eqn, operands))

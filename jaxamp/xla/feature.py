@@ -11,10 +11,6 @@ from jaxamp.core.features import Feature, PolicyField, Replaced, Work
 from jaxamp.xla.hints.techniques import ALL_TECHNIQUES, Technique
 
 
-def _read(given: Any, present: Any) -> frozenset[Technique]:
-    return chosen(Technique, given)
-
-
 def _work() -> Work:
     from jaxamp.xla.hints.steer import steer
     from jaxamp.xla.relu_masks import compare_relu_results
@@ -26,6 +22,7 @@ def _work() -> Work:
     return Work(replace=(masks,), steer=steer, emitter=SteeringEmitter)
 
 
-FEATURE = Feature(
-    name="xla", fields=(PolicyField(name="xla", default=ALL_TECHNIQUES, read=_read),), work=_work
+_FIELD = PolicyField(
+    name="xla", default=ALL_TECHNIQUES, read=lambda given, present: chosen(Technique, given)
 )
+FEATURE = Feature(name="xla", fields=(_FIELD,), work=_work)

@@ -902,3 +902,10 @@ def mixed_unreduced(x, w, v):
     """A product is left unreduced along the Explicit axis."""
     part = jnp.einsum("rk,kc->rc", x, w, out_sharding=P(None, None, unreduced={"m"}))
     return jnp.tanh(reshard(part, P())) @ v
+
+
+@program("explicit", ROW)
+def whole_rows_added_to_parted(x, w, v):
+    """Rows that each device holds whole are added to those of a product, which are parted."""
+    parted = (x @ w).reshape(8, 2, 8) + (v @ v)[:8, None, :8]
+    return jax.nn.relu(parted).reshape(8, 16) @ v

@@ -35,6 +35,18 @@ def custom_jvp(x: Array, w: Array) -> Array:
 
 
 @program(_dense, low_dots=2)
+def custom_jvp_by_jvp(x: Array, w: Array) -> Array:
+    """A rule that differentiates the function itself, with a mean in it."""
+
+    @jax.custom_jvp
+    def f(x: Array, w: Array) -> Array:
+        return jnp.mean(jnp.tanh(x @ w) @ w.T)
+
+    f.defjvp(lambda primals, tangents: jax.jvp(f.__wrapped__, primals, tangents))
+    return f(x, w)
+
+
+@program(_dense, low_dots=2)
 def custom_jvp_zeros(x: Array, w: Array) -> Array:
     """Symbolic zero tangents, and a static argument."""
 

@@ -646,6 +646,19 @@ def test_a_parameter_is_moved_low(order, axis_type, primitive):
 
 
 @orders
+def test_a_constraint_alone_places_a_program(mesh, order):
+    """A program without sharded arguments runs on the devices that it names."""
+
+    def loss(w, x):
+        return jnp.mean(
+            jnp.square(lax.with_sharding_constraint(x, NamedSharding(mesh, P("d"))) @ w)
+        )
+
+    found = order(lambda fn: fn, loss, BF16)(W, X)
+    assert len(found.sharding.device_set) == 8
+
+
+@orders
 @pytest.mark.parametrize("apply", [_scanned, _written_out])
 def test_a_lookup_says_where_its_rows_lie(order, apply):
     """It leads from Explicit axes to Auto ones and back, and the table is rounded on the way."""

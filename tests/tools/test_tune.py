@@ -80,6 +80,18 @@ def test_a_part_beyond_the_format_spoils_no_other():
     assert (low["large", "Compute"], low["small", "Compute"]) == (False, True)
 
 
+def test_a_product_that_jax_cannot_map():
+    """Effects of roundings come out of one backward pass, in which a ragged product is."""
+
+    def fn(x, w):
+        return jnp.tanh(jax.lax.ragged_dot(x, w, jnp.array([3, 5], jnp.int32))) @ w[0]
+
+    keys = jax.random.split(jax.random.key(0))
+    args = jax.random.normal(keys[0], (8, 16)), jax.random.normal(keys[1], (2, 16, 16))
+    found = tune(fn, args, budget=1e-1, max_runs=2)
+    assert {v.low for v in found.verdicts} == {True}
+
+
 def test_the_policy_is_json_with_scopes_and_reasons(tuned):
     """The policy can be stored, read, edited and used."""
     data = json.loads(tuned.to_json())

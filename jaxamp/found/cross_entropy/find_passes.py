@@ -181,9 +181,10 @@ class Search:
         name = unit.eqn.primitive.name
         if name == "transpose":
             return True
-        if unit.eqn.outvars[0].aval.shape or not self.taken.isdisjoint(numbers(unit.outs)):  # type: ignore[attr-defined]
+        if name == "reduce_sum" or not _is_linear(name, [a in tainted for a in unit.ins]):
             return False
-        return name != "reduce_sum" and _is_linear(name, [a in tainted for a in unit.ins])
+        (result,) = numbers(unit.outs)
+        return not self.level.avals[result].shape and result not in self.taken
 
     def _places(self, unit: Unit) -> tuple[int | None, ...]:
         """Return per number of the indices of a lookup which of their axes it counts."""

@@ -43,10 +43,6 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, free: tuple[bool, ...]) 
     return undivided_p.bind(array, free=(*free[:dim], True, *free[dim:])), dim
 
 
-def _transpose(cotangent: Any, array: Any, *, free: tuple[bool, ...]) -> list[Any]:
-    return [undivided_p.bind(cotangent, free=free)]
-
-
 define(
     undivided_p,
     lambda array, free: array,
@@ -59,4 +55,4 @@ define(
 mlir.register_lowering(
     undivided_p, lambda context, value, free: [undivided_but(context, value, free)]
 )
-ad.deflinear2(undivided_p, _transpose)
+ad.deflinear2(undivided_p, lambda cotangent, _, free: [undivided_p.bind(cotangent, free=free)])

@@ -126,9 +126,14 @@ def sensitivities(
         parts = [_project(*part) for part in zip(floats, scales, keys, strict=True)]
         return jnp.stack(parts).sum(axis=0)
 
+    def by_row(switches: jax.Array, *args: Any) -> jax.Array:
+        """Return what `jacrev` does, which maps, and JAX cannot map all products."""
+        pull = jax.vjp(lambda switches: projected(switches, *args), switches)[1]
+        return lax.map(lambda row: pull(row)[0], jnp.eye(PROJECTIONS))
+
     zeros = jnp.zeros(len(groups), jnp.float32)
     try:
-        found = jax.jit(jax.jacrev(projected))(zeros, *args)
+        found = jax.jit(by_row)(zeros, *args)
     except (ValueError, TypeError, NotImplementedError):  # a while loop has no backward pass
         found = jax.jit(jax.jacfwd(projected))(zeros, *args)
     return np.nan_to_num(np.asarray(found, np.float64), nan=np.inf, posinf=np.inf, neginf=-np.inf)

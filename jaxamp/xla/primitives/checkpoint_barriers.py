@@ -32,6 +32,7 @@ from typing import Any
 
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
+from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
@@ -111,6 +112,7 @@ define(
     kind=OpKind.DATA_MOVEMENT,
     trait=Trait.SAME,
 )
+ad.primitive_transposes[residual_p] = lambda cotangent, _: [cotangent]  # of a rule's tangents
 
 
 recomputation_barrier_p = Primitive("recomputation_barrier")

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -139,7 +140,7 @@ def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: CotangentRound
     if type(cotangent) is ad.Zero:
         return [None for _ in operands]
     given = _given(cotangent, of)[: len(operands)]  # a product is one
-    found = [_summed(g, x.aval.shape) for g, x in zip(given, operands, strict=True)]
+    found = [_summed(g, x.aval) for g, x in zip(given, operands, strict=True)]
     return [found[0], lax.neg(found[1])] if op.name == "sub" else found
 
 
@@ -153,13 +154,14 @@ def _given(cotangent: Any, of: CotangentRounding) -> list[Any]:
     return [rounded if place == of.activation else summed for place in (0, 1)]
 
 
-def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
-    """Sum a cotangent over the axes that its operand was broadcast along, in f32."""
-    axes = [i for i, (n, size) in enumerate(zip(cotangent.shape, shape, strict=True)) if n != size]
-    if not axes:
+def _summed(cotangent: Any, aval: Any) -> Any:
+    """Sum a cotangent over the axes that its operand was broadcast along, in f32, and lay it so."""
+    axes = [i for i, size in enumerate(cotangent.shape) if size != aval.shape[i]]
+    if not axes and jax.typeof(cotangent).sharding == aval.sharding:
         return cotangent
     total = lax.reduce_sum(jax_compat.convert(cotangent, jnp.float32), axes)
-    return jax_compat.convert(lax.reshape(total, shape), cotangent.dtype)
+    placed = lax.reshape(total, aval.shape, out_sharding=aval.sharding)
+    return jax_compat.convert(placed, cotangent.dtype)
 
 
 def _batch(operands: Any, dims: Any, *, op: Primitive, of: CotangentRounding) -> Any:
