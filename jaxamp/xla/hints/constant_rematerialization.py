@@ -9,7 +9,7 @@ See: https://github.com/jax-ml/jax/pull/1664
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from jax.extend.core import Var
@@ -54,7 +54,7 @@ class _Rematerialization:
         return tuple(
             self._rematerialize(var, value)
             for var, value in pairs
-            if value in self._outside and self._is_worth_it(value)
+            if value in self._outside and self._is_worth_it(var, value)
         )
 
     def _follow(self, node: Node) -> None:
@@ -72,22 +72,26 @@ class _Rematerialization:
         if not is_iota and (node.role not in _MAKERS or not node.ins):
             return None
         parts: dict[Node, None] = {}
-        for value in node.ins:
+        for var, value in zip(node.eqn.invars, node.ins, strict=True):
             if not self._is_literal(value):
-                if value not in self._recipes:
+                if value not in self._recipes or not self._is_whole(var, value):
                     return None
                 parts.update(dict.fromkeys(self._recipes[value]))
         return (*parts, node) if len(parts) < _MOST else None
+
+    def _is_whole(self, atom: Any, value: int) -> bool:
+        """Return whether what is read has the size that is made: a `shard_map` parts arrays."""
+        return atom.aval.shape == self.graph.avals[value].shape
 
     def _is_literal(self, value: int) -> bool:
         graph = self.graph
         is_number = value in graph.constants and not graph.avals[value].ndim
         return is_number and value not in graph.sources and value not in self._recipes
 
-    def _is_worth_it(self, value: int) -> bool:
+    def _is_worth_it(self, var: Var, value: int) -> bool:
         """Return whether the constant is an array whose readers fuse with its computation."""
-        readers = self.graph.readers[value]
-        return self.graph.sizes[value] != 1 and all(r.role is Role.ELEMENTWISE for r in readers)
+        is_array = self.graph.sizes[value] != 1 and self._is_whole(var, value)
+        return is_array and all(r.role is Role.ELEMENTWISE for r in self.graph.readers[value])
 
     def _rematerialize(self, var: Var, value: int) -> RematerializedInput:
         equations = tuple(

@@ -86,17 +86,13 @@ def _has_rows(atom: Any) -> bool:
     shape = _shape_of(atom)
     if len(shape) < 4 or not all(isinstance(size, int) for size in shape) or shape[-1] < 2:
         return False
-    return shape[-2] % _rows_of_a_tile(shape[-1]) == 0
+    rows = max(2, _TILE >> (shape[-1] - 1).bit_length())  # columns are padded to a power of two
+    return shape[-2] % rows == 0
 
 
 # Elements of XLA:GPU's tile of a softmax, as read from the kernels that JAX 0.10.2 and 0.11 compile
 # for an H200: `python -m benchmarks.deviceless --target h200 --model transformer --dump out`.
 _TILE = 2048
-
-
-def _rows_of_a_tile(columns: int) -> int:
-    """Return how many rows XLA may tile together: columns are padded to a power of two."""
-    return max(2, _TILE >> (columns - 1).bit_length())
 
 
 def find_transposed(jaxpr: Jaxpr) -> Set[Var]:
