@@ -296,7 +296,7 @@ MUTATIONS = (
         "xla/primitives/rounding_barrier.py",
         "_ONE_PASS = 4096",
         "_ONE_PASS = 0",
-        "tests/xla/test_unbarriered_sums.py",
+        "tests/xla/test_unbarriered_reads.py",
     ),
     Mutation(
         "quantized/delayed_scaling/history.py",

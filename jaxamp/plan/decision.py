@@ -24,16 +24,12 @@ class CotangentRounding(NamedTuple):
     """A rounding of the cotangent of a sum or product, for activation and parameter alike.
 
     Attributes:
-      activation: index of the operand that is an activation; its stored precision is that of the
-        cotangent.
       precision: the precision that the cotangent is rounded to.
-      is_multiplied: whether products with the cotangent are summed over rows, too: one kernel then
-        computes all of these sums from memory.
+      held: indices of the operands whose cotangent is read from behind the rounding's barrier.
     """
 
-    activation: int
     precision: Precision
-    is_multiplied: bool = False
+    held: tuple[int, ...]
 
 
 class InputCast(NamedTuple):
@@ -73,7 +69,7 @@ class Hints(NamedTuple):
         otherwise undo a rounding that a widening follows, and store the wide value.
       residuals: per result, whether it is a residual of its fused group: the backward pass reads
         it rather than recomputes it.
-      unbarriered: whether it is a sum that reads its operand from before the operand's barrier.
+      unbarriered: whether it reads its operands from before their barriers.
       cotangent_rounding: the rounding of its result's cotangent; ``None`` where there is none.
       label_gather: whether it gathers one number per row, or scatters such into zeros, and is
         emitted as a comparison; even where nothing is narrow.

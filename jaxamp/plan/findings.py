@@ -104,7 +104,7 @@ class Steering:
       barriers: values whose rounding does.
       call_barriers: values of `barriers` whose barrier is outside of a call with a derivative rule
         that returns them: JAX drops the body of such a call when it differentiates.
-      unbarriered: nodes that sum values of `barriers`, and read them before the barrier.
+      unbarriered: nodes that read values of `barriers` from before the barrier.
       cotangent_roundings: per sum or product of an activation and a parameter: see `decision.py`.
       label_gathers: gathers of single numbers, and their transposes, to emit as comparisons.
       reversed_weights: reversals that read a rounding of their operand besides, and to what.

@@ -31,8 +31,8 @@ class Emitter:
         """Return the derivative rule, as it is emitted, of a function that `saves` residuals."""
         return closed
 
-    def summand(self, value: Any) -> Any:
-        """Return what a sum reads of a value that was rounded before, f32[...]."""
+    def unbarriered(self, value: Any) -> Any:
+        """Return what float32 arithmetic reads of a value that was rounded before, f32[...]."""
         return value
 
     def fused(self, function: Callable[..., list[Any]], group: Fusion) -> Callable[..., list[Any]]:

@@ -154,11 +154,11 @@ class Environment:
         return result
 
     def read_unbarriered(self, atom: Any, precision: Precision | None) -> Any:
-        """Return a summand in a precision, read from before its rounding barrier."""
+        """Return a value in a precision, read from before its rounding barrier."""
         value = self.read(atom, precision)
         if precision is None or isinstance(atom, Literal) or _has(self._values[atom], precision):
             return value
-        return self.emitter.summand(value)
+        return self.emitter.unbarriered(value)
 
     def _summed_wide(self, var: Var, value: Any) -> Any:
         """Return a form of a narrow value for one of its readers, whose cotangents meet in f32."""

@@ -56,8 +56,8 @@ class SteeringEmitter(Emitter):
         """Compare the results of ReLUs, which are saved, rather than their operands."""
         return compare_relu_results(closed) if saves else closed
 
-    def summand(self, value: Any) -> Any:
-        """Read a summand from before its barrier."""
+    def unbarriered(self, value: Any) -> Any:
+        """Read a rounding from before its barrier."""
         return unbarriered(value)
 
     def fused(self, function: Callable[..., list[Any]], group: Fusion) -> Callable[..., list[Any]]:

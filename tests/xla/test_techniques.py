@@ -145,7 +145,7 @@ OWN = {
 }
 SHOWN = {
     Technique.ROUNDING_BARRIERS: ("rounding_barrier", "sgd_step", "grad_of_amp"),
-    Technique.UNBARRIERED_SUMS: ("unbarriered", "conv_net", "amp_of_grad"),
+    Technique.UNBARRIERED_READS: ("unbarriered", "conv_net", "amp_of_grad"),
     Technique.COTANGENT_ROUNDINGS: ("rounded_cotangent", "sgd_step", "plain"),
     Technique.LABEL_COMPARISONS: ("label_gather", "cross_entropy", "plain"),
     Technique.REVERSED_WEIGHTS: ("rev", "conv_depthwise_dilated", "amp_of_grad"),

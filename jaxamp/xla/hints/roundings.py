@@ -25,7 +25,7 @@ from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, is_window
 from jaxamp.plan.decision import CotangentRounding
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.consumers import SUMS, find_parts, is_square, read_for_results
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
+from jaxamp.plan.graph.graph import Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
 
@@ -54,29 +54,14 @@ def find_barriered_roundings(findings: Findings) -> frozenset[int]:
     )
 
 
-def find_unbarriered_sums(findings: Findings, barriered: Set[int]) -> frozenset[Node]:
-    """Return nodes that sum barriered values, or square them for a sum.
+def find_unbarriered_reads(findings: Findings, barriered: Set[int]) -> frozenset[Node]:
+    """Return nodes that read barriered values as float32.
 
-    A sum computed beside its summands need not wait for them to be in memory. It has to where
-    products of the value are summed as well, as in the backward pass of a batch norm: one kernel
-    then computes all of these sums.
+    They are fused with what computes the value, where that is cheaper than to read it from memory.
     """
-    graph, choices = findings.flow.graph, findings.choices
-    summed: set[Node] = set()
-    for value in barriered:
-        readers = [r for r in graph.readers[value] if choices[r].operand is Precision.F32]
-        squares = [r for r in readers if len({*r.ins}) == 1 and _is_summed(graph, r)]
-        alone = {*squares, *(r for r in readers if r.name == "reduce_sum")}
-        others = [r for r in readers if r not in alone]
-        if not any(_is_summed(graph, r) for r in others):
-            summed |= alone
-    return frozenset(summed)
-
-
-def _is_summed(graph: Graph, node: Node) -> bool:
-    """Return whether an elementwise operation's results are read by sums only."""
-    readers = {r.name for v in node.outs for r in graph.readers[v]}
-    return node.role is Role.ELEMENTWISE and readers == {"reduce_sum"}
+    readers, choices = findings.flow.graph.readers, findings.choices
+    found = (r for value in barriered for r in readers[value])
+    return frozenset(r for r in found if choices[r].operand is Precision.F32)
 
 
 def find_reversed_weights(findings: Findings) -> dict[Node, Precision]:
@@ -142,10 +127,13 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
         found = [v for v in others(node) if not is_shared(graph.origin(v), size)]
         whole = [v for v in found if provenance.dense[v] and graph.sizes[v] == size]
         if whole and (out in of_products or len(found) == 1):
-            is_multiplied = out in of_products or out in normalized
-            low = findings.narrow if is_multiplied else stored[whole[0]]
+            low, held = stored[whole[0]], (node.ins.index(whole[0]),)
+            if out in of_products:  # each of which reads memory
+                low, held = findings.narrow, (0, 1)
+            elif out in normalized:
+                low, held = findings.narrow, ()
             if is_narrow(low):
-                roundings[out] = CotangentRounding(node.ins.index(whole[0]), low, is_multiplied)
+                roundings[out] = CotangentRounding(low, held)
                 scaled.difference_update(node.ins)
     return roundings
 

@@ -14,7 +14,7 @@ from jaxamp.xla.hints.roundings import (
     find_barriered_roundings,
     find_cotangent_roundings,
     find_reversed_weights,
-    find_unbarriered_sums,
+    find_unbarriered_reads,
 )
 from jaxamp.xla.hints.techniques import WORKS_ON, Technique
 
@@ -25,7 +25,7 @@ def steer(findings: Findings) -> Steering:
     techniques = {t for t in chosen if t not in WORKS_ON or WORKS_ON[t] in chosen}
     uses_barriers = Technique.ROUNDING_BARRIERS in techniques
     barriered = find_barriered_roundings(findings) if uses_barriers else frozenset[int]()
-    unbarriers = Technique.UNBARRIERED_SUMS in techniques
+    unbarriers = Technique.UNBARRIERED_READS in techniques
     reverses = Technique.REVERSED_WEIGHTS in techniques
     keeps_barriers = Technique.RECOMPUTATION_BARRIERS not in techniques
     lone = () if keeps_barriers else find_lone_checkpoints(graph, findings.frame)
@@ -33,7 +33,7 @@ def steer(findings: Findings) -> Steering:
         uses_barriers=uses_barriers,
         barriers=barriered,
         call_barriers=barriered,
-        unbarriered=find_unbarriered_sums(findings, barriered) if unbarriers else frozenset(),
+        unbarriered=find_unbarriered_reads(findings, barriered) if unbarriers else frozenset(),
         reversed_weights=find_reversed_weights(findings) if reverses else {},
         relu_signs=findings.relu_signs if Technique.RELU_RESIDUALS in techniques else frozenset(),
         lone=frozenset(lone),
@@ -52,8 +52,8 @@ def steer(findings: Findings) -> Steering:
         )
     if Technique.COTANGENT_ROUNDINGS in techniques:
         roundings = find_cotangent_roundings(findings)
-        if not unbarriers:  # then no sum reads a rounding before its barrier
-            roundings = {v: r._replace(is_multiplied=True) for v, r in roundings.items()}
+        if not unbarriers:  # then nothing reads a rounding before its barrier
+            roundings = {v: r._replace(held=(0, 1)) for v, r in roundings.items()}
         steering = replace(steering, cotangent_roundings=roundings)
     if Technique.LABEL_COMPARISONS in techniques:
         scatters = graph.named.get("scatter-add", ())

@@ -16,7 +16,7 @@ class Technique(enum.Enum):
     """
 
     ROUNDING_BARRIERS = "rounding-barriers"  # so that XLA does not undo roundings
-    UNBARRIERED_SUMS = "unbarriered-sums"  # sums that read such a rounding before its barrier
+    UNBARRIERED_READS = "unbarriered-reads"  # arithmetic on such a rounding before its barrier
     COTANGENT_ROUNDINGS = "cotangent-roundings"  # one rounding for an activation and its bias
     LABEL_COMPARISONS = "label-comparisons"  # lookups of labels whose transpose is a comparison
     REVERSED_WEIGHTS = "reversed-weights"  # weights of a convolution rounded before their reversal
@@ -36,7 +36,7 @@ class Technique(enum.Enum):
 
 ALL_TECHNIQUES = frozenset(Technique)
 WORKS_ON = {
-    Technique.UNBARRIERED_SUMS: Technique.ROUNDING_BARRIERS,
+    Technique.UNBARRIERED_READS: Technique.ROUNDING_BARRIERS,
     Technique.SHARED_RECOMPUTATION: Technique.FUSED_GROUPS,
     Technique.CONCATENATION_PARTS: Technique.FUSED_GROUPS,
     Technique.SAVED_STATISTICS: Technique.FUSED_GROUPS,

@@ -1,4 +1,4 @@
-"""Primitives of roundings that XLA is to keep: barriers behind them, and sums that share them.
+"""Primitives of roundings that XLA is to keep: barriers behind them, and reads from before these.
 
 XLA removes a narrowing that a widening follows, and reads the float32 value. A barrier between the
 two prevents that, and separates their kernels. On a GPU that is what is wanted, as XLA would store
@@ -6,10 +6,10 @@ the wide value beside the narrow one. XLA:TPU fuses what follows a product into 
 among it: there a rounding to bfloat16 is repeated as `reduce_precision`, which XLA keeps and fuses.
 JAX keeps residuals of a checkpoint in this way.
 
-XLA:GPU sums in the kernel that computes the summands, but reads them from memory if a barrier is in
-between. An ``unbarriered`` summand is read from before it. The rounding still counts: instead of
-the barrier, a select between NaN and number stands between it and the widening, so that XLA does
-not recognize the pair.
+XLA:GPU fuses no arithmetic across a barrier, neither a sum with what computes its summands. What
+is ``unbarriered`` is read from before it, and products alone read memory. The rounding still
+counts: instead of the barrier, a select between NaN and number stands between it and the widening,
+so that XLA does not recognize the pair. Triton's products take no select into their kernels.
 
 The sum of an activation that is stored narrow and a broadcast parameter has one cotangent for both.
 The activation's is rounded, the parameter's is summed over rows. Rounded by ``rounded_cotangent``
@@ -71,14 +71,14 @@ _ONE_PASS = 4096
 
 
 def unbarriered(wide: Any) -> Any:
-    """Return a widened summand, read from before its barrier where that is cheaper.
+    """Return a widened value, read from before its barrier where that is cheaper.
 
     A recomputed value, which has no barrier of its own, is read as it is.
     """
     return unbarriered_p.bind(wide)
 
 
-def summand(rounded: Any, dtype: Any) -> Any:
+def widened(rounded: Any, dtype: Any) -> Any:
     """Widen a rounded value in a form in which XLA does not remove the rounding."""
     number = lax.select(lax.eq(rounded, rounded), rounded, lax.full_like(rounded, np.nan))
     return lax.convert_element_type(number, dtype)
@@ -100,7 +100,7 @@ def _lowered(context: Any, wide: Any) -> Any:
     if found is None:
         return [wide]
     rounded, dtype = found
-    lower = mlir.lower_fun(lambda x: summand(x, aval.dtype), multiple_results=False)
+    lower = mlir.lower_fun(lambda x: widened(x, aval.dtype), multiple_results=False)
     return lower(context.replace(avals_in=[aval.update(dtype=dtype, weak_type=False)]), rounded)
 
 
@@ -150,8 +150,7 @@ def _given(cotangent: Any, of: CotangentRounding) -> list[Any]:
         return [cotangent, cotangent]  # a bias that a convolution's kernel adds
     narrow = rounding_barrier(jax_compat.convert(cotangent, of.precision.dtype))
     rounded = jax_compat.convert(narrow, cotangent.dtype)
-    summed = rounded if of.is_multiplied else unbarriered(rounded)
-    return [rounded if place == of.activation else summed for place in (0, 1)]
+    return [rounded if place in of.held else unbarriered(rounded) for place in (0, 1)]
 
 
 def _summed(cotangent: Any, aval: Any) -> Any:

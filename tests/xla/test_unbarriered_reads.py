@@ -1,4 +1,4 @@
-"""Sums of rounded values, which a GPU makes in the kernel that rounds, and their derivatives."""
+"""Roundings that a GPU reads in the kernel that makes them, and derivatives of biases."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxamp import amp
-from jaxamp.xla.primitives.rounding_barrier import summand
+from jaxamp.xla.primitives.rounding_barrier import widened
 from tests.numerics.oracle import products_rounded
 
 ROWS, WIDTH = 8, 16
@@ -65,45 +65,36 @@ def normed(x: jax.Array) -> jax.Array:
     return ((h - mean) * jax.lax.rsqrt(square - mean**2 + 1e-5)) @ OUT + h
 
 
-def summed_before_barriers(fn: Callable[..., Any], rows: int, platform: str) -> int:
+def echoed(x: jax.Array) -> jax.Array:
+    h = stream(x)
+    return h @ OUT + jnp.tanh(h)
+
+
+def read_before_barriers(fn: Callable[..., Any], rows: int, platform: str) -> int:
     """How often a program reads a rounding before it is held."""
     shape = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
     text = jax.jit(fn).trace(shape).lower(lowering_platforms=(platform,)).as_text()
     return len(re.findall(r"stablehlo.compare +EQ, .*xbf16>", text))
 
 
-def test_only_sums_of_many_rows_on_a_gpu_come_before_the_barrier() -> None:
-    """Few rows are summed by a kernel of their own in any case."""
+def test_only_many_rows_on_a_gpu_are_read_before_the_barrier() -> None:
+    """By sums and other arithmetic; few rows are summed by a kernel of their own in any case."""
     mixed = amp(normed)
-    assert summed_before_barriers(mixed, 8192, "cuda") > 0
-    assert summed_before_barriers(mixed, 4096, "cuda") == 0
-    assert summed_before_barriers(mixed, 8192, "cpu") == 0
-    assert summed_before_barriers(mixed, 8192, "tpu") == 0
+    assert read_before_barriers(mixed, 8192, "cuda") > 0
+    assert read_before_barriers(amp(echoed), 8192, "cuda") > 0
+    assert read_before_barriers(mixed, 4096, "cuda") == 0
+    assert read_before_barriers(mixed, 8192, "cpu") == 0
+    assert read_before_barriers(mixed, 8192, "tpu") == 0
 
 
-def test_what_is_summed_before_the_barrier_is_the_rounding() -> None:
+def test_what_is_read_before_the_barrier_is_the_rounding() -> None:
     """Every bfloat16 number, NaN and infinities among them."""
     rounded = jnp.arange(2**16, dtype=jnp.uint16).view(jnp.bfloat16)
-    widened = jax.jit(partial(summand, dtype=jnp.float32))(rounded)
-    np.testing.assert_array_equal(widened, rounded.astype(jnp.float32))
+    found = jax.jit(partial(widened, dtype=jnp.float32))(rounded)
+    np.testing.assert_array_equal(found, rounded.astype(jnp.float32))
 
 
-def test_products_with_others_are_summed_with_the_value_itself() -> None:
-    """As in a batch norm's backward pass: one kernel makes both sums, from what is in memory."""
-
-    def centred(x: jax.Array) -> jax.Array:
-        h = stream(x)
-        return (h - jnp.mean(h, 0)) @ OUT + h
-
-    def regressed(x: jax.Array) -> jax.Array:
-        h = stream(x)
-        return (h - jnp.mean(h, 0) - jnp.mean(h * x, 0)) @ OUT + h
-
-    assert summed_before_barriers(amp(centred), 8192, "cuda") > 0
-    assert summed_before_barriers(amp(regressed), 8192, "cuda") == 0
-
-
-def test_sums_of_unknown_sizes_come_after_the_barrier() -> None:
+def test_unknown_sizes_are_read_after_the_barrier() -> None:
     """Symbolic sizes cannot be compared; exported for a GPU, the program still runs on others."""
     rows = jax.export.symbolic_shape("n")[0]
     shape = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
