@@ -140,7 +140,7 @@ def _within_checkpoint(
 
 
 def split_by_operand(primitive: Primitive, flags: str) -> None:
-    """Let a checkpoint tell apart which results of a primitive are known: each has one operand.
+    """Let JAX tell apart which results of a primitive are known: each has one operand.
 
     JAX takes them all for unknown where one is. The matrix of a solve in a rule of `custom_jvp`
     would be as unknown as the tangents that are solved for, and could not be transposed.
@@ -159,7 +159,16 @@ def split_by_operand(primitive: Primitive, flags: str) -> None:
         needed = [v for v, is_there in zip(eqn.invars, instantiated, strict=True) if not is_there]
         return early, eqn, unknown, [True] * len(known), needed
 
+    def traced(trace: Any, *operands: Any, **params: Any) -> list[Any]:
+        known = [x.is_known() for x in operands]
+        kept = {**params, flags: tuple(compress(params[flags], known))}
+        found = iter(
+            primitive.bind(*[x.pval.get_known() for x in compress(operands, known)], **kept)
+        )
+        return [next(found) if is_known else x for x, is_known in zip(operands, known, strict=True)]
+
     _pe.partial_eval_jaxpr_custom_rules[primitive] = rule
+    _pe.custom_partial_eval_rules[primitive] = traced
 
 
 def with_globals(rule: Any, names: dict[str, Any]) -> Any:

@@ -51,13 +51,19 @@ def differentiated(
 
     @functools.partial(total.defjvp, symbolic_zeros=True)
     def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        given = dict(zip(values, primals, strict=True))
         moving = {
             value: tangent
             for value, tangent in zip(values, tangents, strict=True)
             if not jax_compat.is_symbolic_zero(tangent)
         }
-        results, gradients = _with_gradients(made, division, given, number, [*moving])
+
+        def passed(loop: Any, *arrays: Any) -> Any:
+            given = dict(zip(values, arrays, strict=True))
+            return _with_gradients(made, division, given, number, [*moving], loop)
+
+        once = jax.custom_jvp(functools.partial(passed, _scanned))
+        once.defjvp(functools.partial(jax.jvp, functools.partial(passed, lax.scan)))
+        results, gradients = once(*primals)
         moved = jnp.stack([_along(gradients[value], moving[value]) for value in moving])
         still = dict(jax.custom_derivatives.zero_from_primal(results))
         still[number] = _along(jnp.ones_like(moved), moved)  # `sum` would be a fused group
@@ -74,7 +80,12 @@ def _along(gradient: Any, tangent: Any) -> Any:
 
 
 def _with_gradients(
-    made: Pass, division: Division, given: dict[int, Any], number: int, wanted: list[int]
+    made: Pass,
+    division: Division,
+    given: dict[int, Any],
+    number: int,
+    wanted: list[int],
+    loop: Any,
 ) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return what a pass makes, and the gradients of a number among it along some inputs."""
     along = [key for key in made.inputs if key[0] in wanted]
@@ -90,14 +101,14 @@ def _with_gradients(
         total, pull, found = jax.vjp(one, {key: env[key] for key in along}, has_aux=True)
         return found | pull(jnp.ones_like(total))[0]
 
-    found = looped(made, division, given.__getitem__, body, sums, _scanned)
+    found = looped(made, division, given.__getitem__, body, sums, loop)
     results = {value: found[value, rows] for value, rows in made.outputs.items()}
     parts = {value: [found[key] for key in along if key[0] == value] for value in wanted}
     return results, {value: functools.reduce(jnp.add, found) for value, found in parts.items()}
 
 
 def _scanned(body: Callable[..., tuple[Any, Any]], start: Any, parts: Any) -> tuple[Any, Any]:
-    """Return what `lax.scan` returns, from a loop out of which nothing is moved.
+    """Return what `lax.scan` returns, from a loop out of which nothing is moved, nor transposed.
 
     Where JAX differentiates around a scan, it moves what is the same in every step before it, as
     zeros and numbers of words, which are as large as the logits of a chunk (JAX 0.10.2).
