@@ -114,9 +114,7 @@ def _has_differences(graph: Graph, carry: Carry) -> bool:
 
 def _contractions_of(graph: Graph, carry: Carry) -> list[Node]:
     """Return the body's Compute nodes that read a carry in the iteration in which it arrives."""
-    read = descendants(
-        graph, carry.inner, lambda n: _is_elementwise_or_inward(n) or n.role is Role.REDUCE
-    )
+    read = descendants(graph, carry.inner, _precedes_contraction)
     nodes = {node: None for value in read for node in graph.readers[value]}
     return [node for node in nodes if node.role is Role.CONTRACT]
 
@@ -136,3 +134,7 @@ _INWARD = (Link.INVARIANT, Link.SLICE, Link.INIT)  # into a nested loop
 def _is_elementwise_or_inward(node: Node) -> bool:
     """Return whether a node is elementwise, moves values, or passes them to an inner loop."""
     return node.is_elementwise or node.link in _INWARD
+
+
+def _precedes_contraction(node: Node) -> bool:
+    return _is_elementwise_or_inward(node) or node.role is Role.REDUCE

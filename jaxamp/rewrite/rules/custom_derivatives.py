@@ -151,7 +151,7 @@ def _find_sequel(
 
     try:
         program = jax_compat.trace_to_jaxpr(backward, avals, called(eqn).jaxpr.debug_info)
-    except Exception:
+    except Exception:  # whatever a user's rule raises
         return None
     _, _, forwarded = eqn.params["out_trees"]()
     saved = itertools.count(len(forward.jaxpr.invars))
