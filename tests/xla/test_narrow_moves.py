@@ -18,6 +18,7 @@ from jaxamp.jaxprs.interpret import evaluate
 from jaxamp.xla.hints.techniques import Technique
 from jaxamp.xla.primitives.label_gather import label_gather
 from jaxamp.xla.primitives.narrow_moves import narrow_moves
+from jaxamp.xla.primitives.rounding_barrier import unbarriered
 from tests.audit import equations
 
 NARROW, WIDE = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
@@ -96,7 +97,14 @@ def changed(fn: Callable[..., Any], *args: jax.Array) -> tuple[list[Any], list[A
     return dtypes, evaluate(closed, args, jax_compat.bind)
 
 
-@pytest.mark.parametrize("fn", [widened, rounded, biased, padded, joined, gated, parted, labelled])
+def held(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Move what a GPU would read from before a barrier."""
+    return unbarriered(x.astype(WIDE)).T
+
+
+@pytest.mark.parametrize(
+    "fn", [widened, rounded, biased, padded, joined, gated, parted, labelled, held]
+)
 def test_arrays_are_moved_while_they_are_narrow(fn: Callable[..., Any]) -> None:
     """The results are the same, bit for bit."""
     dtypes, found = changed(fn, X, BIAS)

@@ -31,6 +31,7 @@ from jaxamp.jaxprs.interpret import Instead, emitted, evaluate
 from jaxamp.jaxprs.nested import called
 from jaxamp.plan.graph.graph import is_smaller
 from jaxamp.xla.primitives.label_gather import label_gather_p
+from jaxamp.xla.primitives.rounding_barrier import unbarriered_p
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +93,8 @@ def narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _inlined(eqn: JaxprEqn) -> Instead | None:
+    if eqn.primitive is unbarriered_p:  # that is for GPUs
+        return lambda operands: operands
     if eqn.primitive.name != "jit":
         return None
     body = emitted(called(eqn), _inlined)

@@ -104,7 +104,15 @@ def _lowered(context: Any, wide: Any) -> Any:
     return lower(context.replace(avals_in=[aval.update(dtype=dtype, weak_type=False)]), rounded)
 
 
-define(unbarriered_p, _same, _same, lambda args, dims: (unbarriered(*args), *dims), lowered={})
+define(
+    unbarriered_p,
+    _same,
+    _same,
+    lambda args, dims: (unbarriered(*args), *dims),
+    lowered={},
+    kind=OpKind.DATA_MOVEMENT,
+    trait=Trait.SAME,
+)
 ad.deflinear2(unbarriered_p, lambda cotangent, wide: [cotangent])
 mlir.register_lowering(
     unbarriered_p, _lowered, cacheable=False
