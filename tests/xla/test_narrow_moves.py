@@ -102,8 +102,14 @@ def held(x: jax.Array, bias: jax.Array) -> jax.Array:
     return unbarriered(x.astype(WIDE)).T
 
 
+def unread(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Move an array twice, once for nobody."""
+    jnp.transpose(jnp.exp(x.astype(WIDE)))
+    return x.astype(WIDE).T
+
+
 @pytest.mark.parametrize(
-    "fn", [widened, rounded, biased, padded, joined, gated, parted, labelled, held]
+    "fn", [widened, rounded, biased, padded, joined, gated, parted, labelled, held, unread]
 )
 def test_arrays_are_moved_while_they_are_narrow(fn: Callable[..., Any]) -> None:
     """The results are the same, bit for bit."""

@@ -122,7 +122,9 @@ def _find_rounded(jaxpr: Jaxpr) -> dict[Any, Any]:
         for var in eqn.invars:
             if isinstance(var, Var) and getattr(var.aval, "dtype", None) == np.float32:
                 wanted.setdefault(var, set()).update(found)
-    return {var: dtype for var, (dtype, *others) in wanted.items() if dtype and not others}
+    # Nothing is wanted of what is moved and then not read.
+    one = {var: next(iter(dtypes)) for var, dtypes in wanted.items() if len(dtypes) == 1}
+    return {var: dtype for var, dtype in one.items() if dtype}
 
 
 def _is_narrow(dtype: Any) -> bool:
