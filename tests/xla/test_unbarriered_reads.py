@@ -94,6 +94,21 @@ def test_what_is_read_before_the_barrier_is_the_rounding() -> None:
     np.testing.assert_array_equal(found, rounded.astype(jnp.float32))
 
 
+def test_products_with_others_are_summed_before_the_barrier() -> None:
+    """As in a batch norm's backward pass: the kernel that makes the value makes both sums."""
+
+    def centred(x: jax.Array) -> jax.Array:
+        h = stream(x)
+        return (h - jnp.mean(h, 0)) @ OUT + h
+
+    def regressed(x: jax.Array) -> jax.Array:
+        h = stream(x)
+        return (h - jnp.mean(h, 0) - jnp.mean(h * x, 0)) @ OUT + h
+
+    assert read_before_barriers(amp(centred), 8192, "cuda") > 0
+    assert read_before_barriers(amp(regressed), 8192, "cuda") > 0
+
+
 def test_unknown_sizes_are_read_after_the_barrier() -> None:
     """Symbolic sizes cannot be compared; exported for a GPU, the program still runs on others."""
     rows = jax.export.symbolic_shape("n")[0]

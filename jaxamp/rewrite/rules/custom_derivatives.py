@@ -140,7 +140,8 @@ def _find_sequel(
 ) -> Sequel | None:
     """Return what the backward rule makes of what the forward rule gives, if products are rounded.
 
-    None where the rule refuses what is not known yet: JAX calls it later, and shows its errors.
+    None where the function captures arrays, which its forward rule does not take, or where the rule
+    refuses what is not known yet: JAX calls it later, and shows its errors.
     """
     if eqn.params["num_consts"] or not _products(plan):
         return None

@@ -47,7 +47,7 @@ def send(
     params, widened = tuple(eqn.params.items()), decision.sent is not None
     how = Sending(eqn.primitive, params, narrow.dtype, back.dtype, widened)
     results = send_narrow(operands, how)
-    if eqn.primitive.name == "sharding_constraint":  # once more: JAX finds devices in its own alone
+    if eqn.primitive.name == "sharding_constraint":  # again: JAX looks for devices in these alone
         results = [*results[:-1], *jax_compat.bind(eqn, results[-1:])]
     return RoundedResults(results[:1], results[1:])
 

@@ -6,10 +6,10 @@ the wide value beside the narrow one. XLA:TPU fuses what follows a product into 
 among it: there a rounding to bfloat16 is repeated as `reduce_precision`, which XLA keeps and fuses.
 JAX keeps residuals of a checkpoint in this way.
 
-XLA:GPU fuses no arithmetic across a barrier, neither a sum with what computes its summands. What
-is ``unbarriered`` is read from before it, and products alone read memory. The rounding still
-counts: instead of the barrier, a select between NaN and number stands between it and the widening,
-so that XLA does not recognize the pair. Triton's products take no select into their kernels.
+XLA:GPU fuses nothing across a barrier, not even a sum with what computes its summands. What is
+``unbarriered`` is read from before it. The rounding still counts: instead of the barrier, a select
+between NaN and number stands between it and the widening, so that XLA does not recognize the pair.
+Products read from behind it: Triton takes no select into their kernels, and would read a copy.
 
 The sum of an activation that is stored narrow and a broadcast parameter has one cotangent for both.
 The activation's is rounded, the parameter's is summed over rows. Rounded by ``rounded_cotangent``
