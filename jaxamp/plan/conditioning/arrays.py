@@ -104,7 +104,9 @@ class Arrays:
             self.joined[out] = frozenset(self.read(node))
         elif node.name not in _SCALED or is_square(node):
             return
-        elif (main := self.main(node)) is not None:
+        elif (main := self.main(node)) is None:
+            self.is_negative[out] = sum(self.is_negative[v] for v in node.ins) % 2
+        else:
             known, (one, other) = self.graph.constants, (node.ins[0], node.ins[-1])
             number = 0.0 if node.name in SIGNS else known.get(one, known.get(other, 0.0))
             self._follow(main, out)
@@ -184,20 +186,21 @@ class Arrays:
         return not closure(read(value), read).isdisjoint(arrays)
 
     def differences(self) -> Iterator[tuple[int, int]]:
-        """Yield arrays of which one is subtracted from the other, in sums of few terms."""
+        """Yield arrays and what is subtracted from them, in sums of few terms."""
         for node in (n for name in _ADDED for n in self.graph.named.get(name, ())):
             if node.outs[0] in self.mixed and not is_backward(node.scope):
                 left, right = (self._added_up(v) for v in (node.ins[0], node.ins[-1]))
                 flips = node.name.endswith("sub")
-                pairs = [(a, b) for a, s in left for b, t in right if s ^ t ^ flips]
-                yield from _both_ways(pairs)
+                for (a, s), (b, t) in itertools.product(left, right):
+                    if s ^ t ^ flips:
+                        yield (b, a) if s else (a, b)
 
     def distances(self, products: Iterable[Node]) -> Iterator[tuple[int, int]]:
         """Yield arrays whose distances products make, in sums of few terms."""
         for node in products:
             left, right = ([v for v, _ in self._added_up(v)] for v in node.ins[:2])
             if left[0] != right[0]:
-                yield from _both_ways([*itertools.product(left, right)])
+                yield from both_ways(itertools.product(left, right))
 
     def _added_up(self, value: int) -> list[tuple[int, int]]:
         """Return the array of a value, and the nearest terms of its sum, each with its sign."""
@@ -212,5 +215,6 @@ class Arrays:
         return terms
 
 
-def _both_ways(pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], None]:
-    return dict.fromkeys((*pairs, *((b, a) for a, b in pairs)))
+def both_ways(pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], None]:
+    """Return pairs, and the same the other way round."""
+    return dict.fromkeys(pair for a, b in pairs for pair in ((a, b), (b, a)))

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.arrays import Arrays, multiplies
+from jaxamp.plan.conditioning.arrays import Arrays, both_ways, multiplies
 from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.consumers import descendants, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
@@ -44,7 +44,7 @@ def find_remainders(
             differences.update(node.outs)
     solves = (n for name in _SOLVERS for n in graph.named.get(name, ()))
     solved = {v for n in solves for v in n.outs if n.trait is Trait.SOLVER or v in graph.factors}
-    for one, other in (*arrays.differences(), *arrays.distances(cancelled)):
+    for one, other in (*both_ways(arrays.differences()), *arrays.distances(cancelled)):
         if solved and (read := _multiplied(arrays, other, solved)):
             # Products that a solver reads are float32 whatever their share, and so are these.
             found.update(dict.fromkeys(_factors(arrays, (one, other, *read)), ()))

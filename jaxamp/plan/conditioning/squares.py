@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jaxamp.core.guards import Guard
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.conditioning.arrays import REDUCTIONS, SIGNS, Arrays, chosen, multiplies
+from jaxamp.plan.conditioning.arrays import REDUCTIONS, SIGNS, Arrays, both_ways, chosen, multiplies
 from jaxamp.plan.dataflow.constraints import Constraint, free_axes
 from jaxamp.plan.graph.consumers import SCALES, SUMS, closure, is_square
 from jaxamp.plan.graph.graph import Link, Node, Role
@@ -116,12 +116,11 @@ class Squares:
 
     def cancelled(self) -> Iterator[Node]:
         """Yield the products to which sums of squares of their operands are added."""
+        yield from self._moments()
         for node in self.graph.nodes if self.pairs else ():
             is_product = multiplies(node)
             if is_product or node.name in _ADDING:
                 yield from self._cancelled(node, self._added(node))
-            if node.name == "sub" and not is_backward(node.scope):
-                yield from self._moments(*node.ins)
             if is_product and any(map(self._has_own_squares, node.ins)):
                 # Distances that are applied to something, and never formed, are two products.
                 nodes = (node, *self._inner(node))
@@ -162,6 +161,8 @@ class Squares:
         read = node.ins[:2]
         arrays = {self.origins[v] for v in read}
         factors = (p.arrays for p in self._of(*read) if not p.summed)
+        powers = (n for v in arrays if (n := self.arrays.makers.get(v)) and _is_power(n))
+        factors = itertools.chain(factors, map(self.arrays.read, powers))
         return pair <= arrays.union(*factors, *map(self._factors, read))
 
     def _terms(self, value: int) -> Sequence[int]:
@@ -176,23 +177,31 @@ class Squares:
         main = self.arrays.main(node) if node.name in SCALES else None
         return () if main is None else (main,)
 
-    def _moments(self, one: int, other: int) -> Iterator[Node]:
-        """Yield the products of a moment, `f(x * y) - f(x) * f(y)`, where `f` is one or several."""
-        product = self.arrays.makers.get(self.origins[other])
-        if not self.arrays.product(one) or product is None or not _is_power(product):
-            return
-        sums = self._made_by(one)
+    def _moments(self) -> Iterator[Node]:
+        """Yield the products of moments, `f(x * y) - f(x) * f(y)`, where `f` is one or several."""
+        for one, other in both_ways(self.arrays.differences()):
+            means = self.arrays.makers.get(other)
+            if self.arrays.product(one) and means and _is_power(means):
+                yield from self._moment(self._made_by(one), means)
+
+    def _moment(self, sums: list[Node], product: Node) -> Iterator[Node]:
+        """Yield the products of a moment, of what makes its first term and of its second."""
+        added = self.arrays.added
         for power in filter(_is_power, sums):
-            of = self.arrays.read(power)
+            of = closure(self.arrays.read(power), lambda v: added.get(v, ()))
             means = [self._made_by(v, of) for v in product.ins[:2]]
             if all(any(self.arrays.read(n) & of for n in mean) for mean in means):
                 made = itertools.chain(sums, *means)
                 yield from (n for n in made if n.role is Role.CONTRACT)
 
     def _made_by(self, value: int, of: Collection[int] = ()) -> list[Node]:
-        """Return what makes an array, and the arrays that products make it of, after some."""
-        linear, makers = self.arrays.linear, self.arrays.makers
-        found = closure([self.origins[value]], lambda v: () if v in of else linear.get(v, ()))
+        """Return what makes an array, and the arrays whose products and sums it is, after some."""
+        linear, added, makers = self.arrays.linear, self.arrays.added, self.arrays.makers
+
+        def made_of(value: int) -> Iterable[int]:
+            return () if value in of else linear.get(value) or added.get(value, ())
+
+        found = closure([self.origins[value]], made_of)
         return [makers[v] for v in found if v in makers and v not in of]
 
     def _inner(self, node: Node) -> list[Node]:

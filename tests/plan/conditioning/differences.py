@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -376,15 +377,36 @@ def _windows(x: Array, times: int) -> Array:
     return rows
 
 
-def similarity(x: Array, y: Array, times: int = 1) -> Array:
+def _each(mean: Callable[[Array], Array], x: Array, y: Array) -> Array:
+    return mean(x * x) - mean(x) ** 2 + mean(y * y) - mean(y) ** 2
+
+
+def _together(mean: Callable[[Array], Array], x: Array, y: Array) -> Array:
+    mx, my = mean(x), mean(y)
+    return mean(x * x + y * y) - (mx * mx + my * my)
+
+
+def _negated(mean: Callable[[Array], Array], x: Array, y: Array) -> Array:
+    mx, my = mean(x), mean(y)
+    return -mx * mx + mean(x * x) - (my * my - mean(y * y))
+
+
+def _of_sums(mean: Callable[[Array], Array], x: Array, y: Array) -> Array:
+    own = mean((x + y) ** 2) - (mean(x) + mean(y)) ** 2
+    return own - 2 * (mean(x * y) - mean(x) * mean(y))
+
+
+SPREADS = {"each": _each, "together": _together, "negated": _negated, "of sums": _of_sums}
+
+
+def similarity(x: Array, y: Array, times: int = 1, spread: str = "each") -> Array:
     """Covariances over windows, beside variances, as similarities of images have them.
 
     Windows of windows are of every other column.
     """
     mean = functools.partial(_windows, times=times)
-    mx, my = mean(x), mean(y)
-    own = mean(x * x) - mx**2 + mean(y * y) - my**2
-    return (2 * (mean(x * y) - mx * my) + 1e-3) / (own + 1e-3)
+    own = SPREADS[spread](mean, x, y)
+    return (2 * (mean(x * y) - mean(x) * mean(y)) + 1e-3) / (own + 1e-3)
 
 
 def direct_similarity(x: Array, y: Array, times: int = 1) -> Array:
@@ -1101,9 +1123,10 @@ def _cases() -> dict[str, Case]:
     cases["skewness"] = Case(skewness, lambda x: ((x - x.mean(0)) ** 3).mean(0), (X / 4,))
     cases["spread"] = Case(spread, direct_spread, (weights, X))
     near = X[:CENTRES] + 0.01 * Y
-    for times in (1, 2):
-        pair = (functools.partial(f, times=times) for f in (similarity, direct_similarity))
-        cases[f"similarity {times}"] = Case(*pair, (X[:CENTRES], near))
+    for times, own in itertools.product((1, 2), SPREADS):
+        spelt = functools.partial(similarity, times=times, spread=own)
+        direct = functools.partial(direct_similarity, times=times)
+        cases[f"similarity {times}, {own}"] = Case(spelt, direct, (X[:CENTRES], near))
     cases["mixture"] = Case(mixture, direct_mixture, (X, Y))
     cases["nearest_without_norm"] = Case(
         nearest_without_norm, lambda x, y: subtracted(x, y).argmin(-1), (X, Y)
