@@ -163,15 +163,18 @@ def _find_sums_of_products(findings: Findings, others: Callable[[Node], list[int
 def _find_normalized(findings: Findings) -> set[int]:
     """Return fused values that depend on a reduction, and that costly operations read.
 
-    Or several do, and all rows are reduced: else it is cheap to compute them again.
+    Or several do, and all rows are reduced: else it is cheap to compute them again. Products that
+    are not rounded, such as those of distances, read cotangents that are not, either.
     """
     graph, provenance, stored = findings.flow.graph, findings.flow.provenance, findings.stored
-    # 1 is reduced, 2 by all rows; `read` is what has a cotangent already.
+    # 1 is reduced, 2 by all rows, 4 made by a float32 product; `read` has a cotangent already.
     reduced, costly, read = (bytearray(len(graph.avals)) for _ in range(3))
     for node in graph.nodes:
         own = 0
         if node.role is Role.REDUCE and not is_window(graph, node):
-            own = 2 if 0 in node.eqn.params.get("axes", ()) else 1
+            own = 3 if 0 in node.eqn.params.get("axes", ()) else 1
+        elif node.role is Role.CONTRACT:
+            own = 4 * (findings.choices[node].operand is Precision.F32)
         for value, parts in read_for_results(node) if own or node.role in ARITHMETIC else ():
             found = own or union(reduced, parts)
             reduced[value] = found * (stored[value] is Precision.F32)
@@ -181,7 +184,7 @@ def _find_normalized(findings: Findings) -> set[int]:
             continue
         is_costly = (node.trait in COSTLY and not is_square(node)) or union(costly, node.outs)
         for value in dict.fromkeys(node.ins):
-            if is_costly or (read[value] and reduced[value] > 1):
+            if is_costly or (read[value] and reduced[value] & 2):
                 costly[value] = stored[value] is Precision.F32
             read[value] = 1
-    return {v for v in range(len(graph.avals)) if reduced[v] and costly[v]}
+    return {v for v, bits in enumerate(reduced) if 0 < bits < 4 and costly[v]}
