@@ -9,7 +9,7 @@ and a matrix: `aᵀPa + bᵀPb - 2 aᵀPb`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from jaxamp.core.guards import Guard
@@ -190,9 +190,16 @@ class Squares:
         for power in filter(_is_power, sums):
             of = closure(self.arrays.read(power), lambda v: added.get(v, ()))
             means = [self._made_by(v, of) for v in product.ins[:2]]
-            if all(any(self.arrays.read(n) & of for n in mean) for mean in means):
+            if all(any(self._is_mean(n, power, of) for n in mean) for mean in means):
                 made = itertools.chain(sums, *means)
                 yield from (n for n in made if n.role is Role.CONTRACT)
+
+    def _is_mean(self, node: Node, power: Node, of: Set[int]) -> bool:
+        """Return whether a node reads what is multiplied, and is no other activation for it."""
+        read = self.arrays.read(node)
+        if _is_power(node):
+            return node is not power and read <= of
+        return not read.isdisjoint(of)
 
     def _made_by(self, value: int, of: Collection[int] = ()) -> list[Node]:
         """Return what makes an array, and the arrays whose products and sums it is, after some."""

@@ -1078,6 +1078,13 @@ def tied_layers(x: Array, w: Array) -> Array:
     return (x**2).mean()
 
 
+def divergence(x: Array, w: Array) -> Array:
+    """The divergence of a variational autoencoder, of what gates have made: no moment of it."""
+    h = jax.nn.sigmoid(x) * (x @ w)
+    mean, log_variance = jnp.split(h @ w, 2, -1)
+    return (jnp.exp(log_variance) + mean**2 - 1 - log_variance).mean()
+
+
 NARROW: dict[str, Case] = {
     fn.__name__: Case(fn, fn, args)
     for fn, args in (
@@ -1088,7 +1095,7 @@ NARROW: dict[str, Case] = {
                 *(parallel_layers, penalized, scaled_residual, norm_after_layer, polynomial),
                 *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
                 *(tied_layers, linear_residual, off_diagonal, masked_projection),
-                *(stream_of_norms, stream_of_products),
+                *(stream_of_norms, stream_of_products, divergence),
             )
         ),
     )
