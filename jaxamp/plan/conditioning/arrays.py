@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.graph.consumers import ADDS, SCALES, closure, is_square
+from jaxamp.plan.graph.consumers import ADDS, SCALES, closure, find_summed, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
@@ -91,7 +91,10 @@ class Arrays:
         self.whole[out] = self.whole[source] if whole else out
 
     def _make(self, node: Node, out: int) -> None:
-        if multiplies(node) or node.role is Role.FIXED or self.is_outer(node):
+        if (summed := find_summed(self.graph, node)) is not None:
+            self._follow(summed, out, whole=False)
+            self.is_sum[out] = 1
+        elif multiplies(node) or node.role is Role.FIXED or self.is_outer(node):
             if not is_backward(node.scope):
                 read = self.read(node)
                 self.linear[out] = frozenset(read.union(*(self.joined.get(v, ()) for v in read)))

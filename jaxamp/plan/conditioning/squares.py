@@ -80,13 +80,14 @@ class Squares:
 
     def _multiplied(self, node: Node) -> Pairs:
         read = node.ins[:2]
-        is_inner = free_axes(self.graph, node) == 0
+        are_sums = all(self.arrays.is_sum[v] for v in read)
+        is_summed = are_sums or free_axes(self.graph, node) == 0
         # A Gram matrix that multiplies something is a matrix like others.
         factors = [v for v in read if not self.arrays.product(v)]
         found = _summed(p for p in self._of(*factors) if not p.summed)
-        if len({self.arrays.whole[v] for v in read}) == 1:
-            found |= {Pair(frozenset(self.origins[v] for v in read), is_inner)}
-        return found | self._form(node, is_inner)
+        if are_sums or len({self.arrays.whole[v] for v in read}) == 1:
+            found |= {Pair(frozenset(self.origins[v] for v in read), is_summed)}
+        return found | self._form(node, is_summed)
 
     def _scaled(self, node: Node) -> Pairs:
         read = node.ins if node.name == "mul" else node.ins[:1]

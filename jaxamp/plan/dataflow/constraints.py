@@ -12,6 +12,7 @@ from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, WIDENED, Provenance
 from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP
+from jaxamp.plan.graph.consumers import find_summed
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.policy.policy import PrecisionPolicy
@@ -66,6 +67,8 @@ def constrain_contraction(
         return WRITTEN
     if Guard.NO_GAIN in guards and free_axes(graph, node) == 0:
         return Constraint("an inner product is a reduction", Guard.NO_GAIN)
+    if Guard.REDUCTION_ISLAND in guards and find_summed(graph, node) is not None:
+        return Constraint("a product with one number is sums", Guard.REDUCTION_ISLAND)
     return precise(graph, guards, node)
 
 

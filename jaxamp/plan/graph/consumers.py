@@ -98,6 +98,18 @@ def read_for_results(node: Node) -> list[tuple[int, tuple[int, ...]]]:
     return [(out, node.ins) for out in node.outs]
 
 
+def find_summed(graph: Graph, node: Node) -> int | None:
+    """Return the array of which a product is sums, multiplied by one number: `x @ ones(n)`."""
+    for place, value in enumerate(node.ins) if node.name == "dot_general" else ():
+        low, high = graph.ranges[value]
+        if low == high:
+            bound = {axis for axes in node.eqn.params["dimension_numbers"] for axis in axes[place]}
+            shape = graph.avals[value].shape
+            if all(n == 1 for axis, n in enumerate(shape) if axis not in bound):
+                return node.ins[1 - place]
+    return None
+
+
 def is_square(node: Node) -> bool:
     """Return whether a node multiplies a value by itself."""
     if node.name == "mul":

@@ -336,6 +336,16 @@ def covariance(x: Array) -> Array:
     return x.T @ x / len(x) - jnp.outer(m, m)
 
 
+def covariance_of_products(x: Array) -> Array:
+    m = x.mean(0, keepdims=True)
+    return x.T @ x / len(x) - m.T @ m
+
+
+def covariance_of_sums(x: Array) -> Array:
+    total = np.ones(len(x), "f") @ x
+    return x.T @ x / len(x) - jnp.outer(total, total) / len(x) ** 2
+
+
 def centred_covariance(x: Array) -> Array:
     c = x - x.mean(0)
     return (c[:, :, None] * c[:, None, :]).mean(0)
@@ -621,6 +631,10 @@ def degrees(a: Array, x: Array) -> Array:
     return a.sum(1)[:, None] * x - a @ x
 
 
+def counted_degrees(a: Array, x: Array) -> Array:
+    return (a @ jnp.ones((len(a), 1))) * x - a @ x
+
+
 def direct_laplacian(a: Array, x: Array) -> Array:
     return (a[..., None] * (x[:, None] - x)).sum(1)
 
@@ -795,6 +809,7 @@ REMAINDERS = {
     "dependence": (dependence, direct_dependence, (X[:CENTRES], Y)),
     "laplacian": (laplacian, direct_laplacian, (_AFFINITY, X)),
     "degrees": (degrees, direct_laplacian, (_AFFINITY, X)),
+    "counted degrees": (counted_degrees, direct_laplacian, (_AFFINITY, X)),
     "roughness": (roughness, direct_roughness, (_AFFINITY, X)),
     "posterior": (posterior, direct_posterior, (X, X[:CENTRES] + 0.01 * Y)),
     "updated": (updated, direct_updated, (W @ W.T + 10, jnp.abs(W[:2]))),
@@ -1122,7 +1137,8 @@ def _cases() -> dict[str, Case]:
         functools.partial(_among_themselves, subtracted),
         (X, W),
     )
-    cases["covariance"] = Case(covariance, centred_covariance, (X,))
+    for spelt in (covariance, covariance_of_products, covariance_of_sums):
+        cases[spelt.__name__] = Case(spelt, centred_covariance, (X,))
     weights = _AFFINITY / _AFFINITY.sum(1, keepdims=True)
     cases["weighted covariance"] = Case(
         weighted_covariance, direct_weighted_covariance, (weights[0], X)
