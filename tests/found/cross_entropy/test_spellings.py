@@ -59,7 +59,8 @@ LINEAR = ("maxtext_segments", "mean_inside_of_the_rule", "t5x_weighted")
 
 
 @pytest.mark.parametrize("name", [*LINEAR, "clipped_cotangents", "another_gradient_added",
-    *(pytest.param(n, marks=pytest.mark.long) for n in RULED if n not in LINEAR)])  # fmt: skip
+    *(pytest.param(n, marks=pytest.mark.long) for n in RULED
+      if n not in LINEAR and (n, "forward") not in NOWHERE)])  # fmt: skip
 def test_a_rule_of_derivatives_holds(name):
     """Gradients of chunks are those that the rule says, whether or not they are those of a loss."""
     closed, found, args = replaced(RULED[name], "forward")
