@@ -163,7 +163,8 @@ def _spread(operand: Any, shape: Shape) -> Any:
 
 def one_number(array: Any) -> float | None:
     """Return the one real number of an array; ``None`` for others."""
-    if np.size(array) != 1 or jax.numpy.result_type(array).kind not in "fiubV":
+    dtype = jax.numpy.result_type(array)
+    if np.size(array) != 1 or dtype.kind not in "fiubV" or dtype == jax.dtypes.float0:
         return None
     return float(np.asarray(array).reshape(()))
 

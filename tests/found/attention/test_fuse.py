@@ -49,6 +49,27 @@ def test_the_exponential_of_a_number_scales_scores():
     assert [e.primitive.name for e in fused.jaxpr.eqns].count("attention_forward") == 1
 
 
+def test_an_integer_has_a_tangent_that_is_no_number():
+    """A rule of derivatives that is mapped over integers is given tangents without a value."""
+
+    @jax.custom_jvp
+    def scaled(x, head):
+        return x / (1 + head)
+
+    @scaled.defjvp
+    def _(primals, tangents):
+        x, head = primals
+        return scaled(x, head), tangents[0] / (1 + head)
+
+    def attend(q, k, v):
+        return _softmax(jax.vmap(scaled, (2, 0), 2)(q, jnp.arange(N)), k, v)
+
+    closed = jax.make_jaxpr(_gradient(attend))(*_operands())
+    assert any(v.aval.dtype == jax.dtypes.float0 for e in closed.eqns for v in e.outvars)
+    (found,) = fuse_attention(closed, POLICY).found
+    assert (found.forward, found.backward) == (True, True)
+
+
 @pytest.mark.parametrize(("attend", "mask"), [(_softmax, "none"), (_causal, "causal")])
 def test_forward_and_backward_are_replaced_together(attend, mask):
     """The program with its gradient has one equation for each, and the same results in float32."""
