@@ -156,7 +156,7 @@ class _Balanced:
 
     def __init__(self, arrays: Arrays, known: KnownValues) -> None:
         self._arrays, self._known = arrays, known
-        self._less = _less_than_diagonal(arrays)
+        self._less = _less_than_diagonal(arrays, known)
         self._found: dict[int, bool] = {}
 
     def has(self, value: int) -> bool:
@@ -165,7 +165,7 @@ class _Balanced:
         whole = itertools.takewhile(lambda p: p[0].name != "select_n", self._arrays.path(value))
         parts = (value, *(source for _, source in whole))
         known = [v for v in parts if self._known.has(v)]
-        return origin in self._less or any(map(self._adds_up, {*known[:1], *known[-1:]}))
+        return any(map(self._adds_up, {*known[:1], *known[-1:]})) if known else origin in self._less
 
     def _adds_up(self, value: int) -> bool:
         low, high = self._arrays.graph.ranges[value]
@@ -194,10 +194,10 @@ def _is_balanced(numbers: np.ndarray) -> bool:
     return numbers.ndim == 2 and max(share(0), share(1)) > 0.5
 
 
-def _less_than_diagonal(arrays: Arrays) -> set[int]:
+def _less_than_diagonal(arrays: Arrays, known: KnownValues) -> set[int]:
     """Return the matrices that are a diagonal one, made in the program, less something else.
 
-    So is a matrix that selects rows, less another one.
+    So is a matrix that selects rows, less another one. A small multiple of the identity damps.
     """
     graph, found, selected = arrays.graph, set[int](), set[int]()
     for node in graph.named.get("eq", ()):
@@ -207,7 +207,8 @@ def _less_than_diagonal(arrays: Arrays) -> set[int]:
         for value in descendants(graph, node.outs[0], lambda n: _keeps_zeros(graph, n)):
             selected.add(value)
             less = [n for n in graph.readers[value] if n.name == "sub"]
-            if sum(places) == 2:  # `1 - eye(n)` is a mask
+            is_small = known.is_made(value) and max(map(abs, graph.ranges[value])) < 1
+            if sum(places) == 2 and not is_small:  # `1 - eye(n)` is a mask
                 found.update(n.outs[0] for n in less if n.ins[0] not in graph.constants)
     differences = graph.named.get("sub", ())
     return found.union(n.outs[0] for n in differences if selected.issuperset(n.ins))

@@ -1066,6 +1066,17 @@ def corrected(x: Array, w: Array) -> Array:
     return (1 - jnp.tanh(x @ w)) * (x - jnp.tanh(x @ w.T) @ w) @ w
 
 
+def reflected(x: Array, w: Array) -> Array:
+    """Rows of a known matrix that add up to minus one: they leave no difference."""
+    return x @ (jnp.eye(WIDTH) - 2 / WIDTH) @ w
+
+
+def antisymmetric(x: Array, w: Array) -> Array:
+    """Rotations with some damping."""
+    turn = w - w.T - 0.01 * jnp.eye(WIDTH)
+    return (x + 0.1 * jnp.tanh(x @ turn)) @ turn
+
+
 def recurrent(x: Array, w: Array) -> Array:
     def step(h: Array, v: Array) -> tuple[Array, Array]:
         gate = jax.nn.sigmoid(v @ w + h @ w.T + 1)
@@ -1110,7 +1121,7 @@ NARROW: dict[str, Case] = {
                 *(parallel_layers, penalized, scaled_residual, norm_after_layer, polynomial),
                 *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
                 *(tied_layers, linear_residual, off_diagonal, masked_projection),
-                *(stream_of_norms, stream_of_products, divergence),
+                *(stream_of_norms, stream_of_products, divergence, reflected, antisymmetric),
             )
         ),
     )
