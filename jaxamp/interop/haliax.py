@@ -41,11 +41,12 @@ def resource_env(
       PolicyError: the policy is not understood.
 
     >>> import jax, jaxamp
+    >>> from jaxamp.training.dtype_roles import cast_floating
     >>> In, Out = haliax.make_axes(inputs=3, outputs=2)
     >>> linear = haliax.nn.Linear.init(In, Out, key=jax.random.key(0))
     >>> with resource_env(policy="mixed_bf16") as policy:
     ...     amped = jaxamp.amp(linear, policy)(haliax.ones(In))
-    ...     by_role = jaxamp.policy.dtype_roles.cast_floating((linear, haliax.ones(In)), "compute")
+    ...     by_role = cast_floating((linear, haliax.ones(In)), "compute")
     >>> amped.dtype, by_role[0](by_role[1]).dtype
     (dtype('float32'), dtype(bfloat16))
     """

@@ -1,4 +1,4 @@
-"""Ready-made pieces of a training run: loss scales, gradients, optimizers of narrow parameters."""
+"""Pieces of training runs: loss scales, gradients, optimizers of narrow parameters, dtype roles."""
 
 from jaxamp.numerics.nonfinite import Nonfinite as Nonfinite
 from jaxamp.training.debug import Diagnosis as Diagnosis

@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from jaxamp import Precision, amp, plan_of, policy_scope
 from jaxamp.interop.haliax import resource_env
 from jaxamp.policy.context import current_policy
-from jaxamp.policy.dtype_roles import cast_floating
+from jaxamp.training.dtype_roles import cast_floating
 from tests.ecosystem.haliax_model import loss_fn, make
 
 

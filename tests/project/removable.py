@@ -59,7 +59,6 @@ LONG = (
     "tests/plan/precision/test_many_readers.py",
     "tests/plan/precision/test_overrides.py",
     "tests/plan/test_norm_storage.py",
-    "tests/policy/test_dtype_roles.py",
     "tests/policy/test_rules.py",
     "tests/core",
     "tests/jaxprs/test_interpret.py",

@@ -14,7 +14,12 @@ import jaxamp
 from jaxamp import Precision, PrecisionPolicy, amp, policy_scope
 from jaxamp.errors import PolicyError
 from jaxamp.policy.context import current_policy
-from jaxamp.policy.dtype_roles import SemanticDType, cast_floating, in_compute_dtype, resolve_dtype
+from jaxamp.training.dtype_roles import (
+    SemanticDType,
+    cast_floating,
+    in_compute_dtype,
+    resolve_dtype,
+)
 
 ROLES = "p=f32,c=bf16,o=f16"
 
