@@ -6,7 +6,8 @@ Laplacian `degree * x - a @ x` those of neighbours. The matrix may be formed bef
 the variance of a Gaussian process, is what remains of `c` in `c - k.T @ solve(a, k)`, or of its
 diagonal in `c - sum(k * solve(a, k), 0)`. A solution leaves `b - a @ x`, whatever is added to `x`.
 Two products of one array are as alike, such as means or selected rows. And distances that squares
-cancel, `|x|² - 2 x @ m.T + |m|²`, are differences of `x` and `m` as well.
+cancel, `|x|² - 2 x @ m.T + |m|²`, are differences of `x` and `m` as well. A slope of a network,
+`(f(x + h) - f(x - h)) / (2 * h)` of a small `h` that the program says, is as small as `h`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.arrays import Arrays, both_ways, multiplies
+from jaxamp.plan.conditioning.arrays import ADDED, Arrays, both_ways, multiplies
 from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.consumers import descendants, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _NONE: frozenset[int] = frozenset()
 _ROUNDING = 2.0**-24
+_NEAR, _SAME = 1 / 8, 1e-5  # how far places of a slope are apart; nearer, float32 has one for both
 _SOLVERS = ("custom_linear_solve", "linear_solve", "triangular_solve")
 
 
@@ -57,6 +60,9 @@ def find_remainders(
         else:
             found.update((node, node.ins) for node in _alike(arrays, known, one, other))
     found.update((node, node.ins) for node in _orthogonal(arrays, known))
+    moved = _moved(arrays, known)
+    for pair in arrays.differences() if moved else ():
+        found.update(dict.fromkeys(_made_alike(arrays, moved, pair), ()))
     return {node: found[node] for node in products if node in found}
 
 
@@ -105,6 +111,35 @@ def _alike(arrays: Arrays, known: KnownValues, one: int, other: int) -> Sequence
         for (a, x), (b, y) in itertools.product(*((n.ins[:2], n.ins[1::-1]) for n in nodes))
     )
     return nodes if is_alike else ()
+
+
+def _moved(arrays: Arrays, known: KnownValues) -> dict[int, int]:
+    """Return the sums in which a known number moves an array a little, each with that array."""
+    graph, origins, found = arrays.graph, arrays.origins, dict[int, int]()
+    for node in (n for name in ADDED for n in graph.named.get(name, ())):
+        for value, by in (node.ins[0], node.ins[-1]), (node.ins[-1], node.ins[0]):
+            is_known = by in graph.constants or known.has(by) or known.has(origins[by])
+            if _SAME < magnitude(graph.ranges[by]).high < _NEAR and is_known:
+                found[node.outs[0]] = origins[value]
+    return found
+
+
+def _made_alike(arrays: Arrays, moved: dict[int, int], pair: tuple[int, int]) -> Sequence[Node]:
+    """Return the products of two arrays that are made alike of near places, if they are."""
+    graph, made = arrays.graph, list[Node]()
+    seen, pending = {pair}, [pair]
+    for values in pending:
+        one, other = (moved.get(v, v) for v in (arrays.origins[v] for v in values))
+        if one == other or graph.constants.get(one, 0) == graph.constants.get(other):
+            continue
+        nodes = [arrays.makers[v] for v in (one, other) if v in arrays.makers]
+        if len(nodes) < 2 or nodes[0].name != nodes[1].name:
+            return ()
+        made += filter(multiplies, nodes)
+        new = {*zip(nodes[0].ins, nodes[1].ins, strict=False)} - seen
+        seen |= new
+        pending += new
+    return made
 
 
 def _are_of_one(arrays: Arrays, one: int, other: int) -> bool:

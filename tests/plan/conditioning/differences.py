@@ -796,6 +796,20 @@ def residual(
     return b - times(a, solve(a, b, times))
 
 
+def slopes(x: Array, w: Array, times: By = jnp.matmul) -> Array:
+    """The gradient of a surface by central differences."""
+    steps = 1e-2 * jnp.eye(WIDTH)[:3, None]
+    far, near = (times(jnp.tanh(times(at, w)), w[:, :1]) for at in (x + steps, x - steps))
+    return (far - near) / 2e-2
+
+
+def curvature(x: Array, w: Array, times: By = jnp.matmul) -> Array:
+    """Second differences along two axes."""
+    around = [x.at[:, i].add(step) for i in range(2) for step in (0.05, -0.05)]
+    middle, *sides = (times(jnp.tanh(times(at, w)), w[:, :1]) for at in (x, *around))
+    return (sum(sides) - 4 * middle) / 0.05**2
+
+
 _ENDS = jnp.asarray(np.random.default_rng(3).permutation(POINTS))
 _SYSTEM = W @ W.T + jnp.eye(WIDTH)
 _TURN = jnp.linalg.qr(W)[0] + 0.01 * W
@@ -842,6 +856,10 @@ REMAINDERS = {
         lambda q: _times(q.T, q) - jnp.eye(len(q)),
         (_TURN,),
     ),
+    **{
+        fn.__name__: (fn, functools.partial(fn, times=_times), (X / AWAY, W))
+        for fn in (slopes, curvature)
+    },
     "nystrom": (nystrom, functools.partial(nystrom, times=_times), (X, X[:6])),
     **{
         name: (fn, functools.partial(fn, times=_times), (X, jnp.sin(X[:, :2])))
@@ -1066,6 +1084,12 @@ def corrected(x: Array, w: Array) -> Array:
     return (1 - jnp.tanh(x @ w)) * (x - jnp.tanh(x @ w.T) @ w) @ w
 
 
+def no_slope(x: Array, w: Array) -> Array:
+    """What a layer makes of noisy and of far places, less what it makes here."""
+    here, noisy, far = (jnp.tanh(at @ w) @ w for at in (x, x + 0.1 * jnp.flip(x), x + 1))
+    return (noisy - here) @ w + far - here
+
+
 def reflected(x: Array, w: Array) -> Array:
     """Rows of a known matrix that add up to minus one: they leave no difference."""
     return x @ (jnp.eye(WIDTH) - 2 / WIDTH) @ w
@@ -1122,6 +1146,7 @@ NARROW: dict[str, Case] = {
                 *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
                 *(tied_layers, linear_residual, off_diagonal, masked_projection),
                 *(stream_of_norms, stream_of_products, divergence, reflected, antisymmetric),
+                no_slope,
             )
         ),
     )
