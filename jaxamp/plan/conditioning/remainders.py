@@ -219,7 +219,7 @@ def _is_balanced(numbers: np.ndarray) -> bool:
     largest = np.abs(numbers).max(initial=0.0)
     if not 0 < largest < np.inf:
         return False
-    if abs(numbers.sum(dtype=float)) <= largest * _ROUNDING:
+    if abs(numbers.sum(dtype=float)) <= largest * _ROUNDING * numbers.size:
         return True
 
     def share(axis: int) -> float:

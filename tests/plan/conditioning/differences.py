@@ -498,16 +498,32 @@ def of_units(x: Array, y: Array) -> Array:
     return 1 - x @ y.T
 
 
+def _filtered(x: Array, kernel: Array) -> Array:
+    return lax.conv_general_dilated(
+        x[None, :, :1], kernel[:, None, None], (1,), "VALID", None, None, ("NWC", "WIO", "NWC")
+    )
+
+
 def edges(x: Array) -> Array:
     """Differences along an axis, by a kernel."""
-    kernel = jnp.array([-1.0, 0.0, 1.0])[:, None, None]
-    return lax.conv_general_dilated(
-        x[None, :, :1], kernel, (1,), "VALID", None, None, ("NWC", "WIO", "NWC")
-    )
+    return _filtered(x, jnp.array([-1.0, 0.0, 1.0]))
 
 
 def direct_edges(x: Array) -> Array:
     return (x[2:, :1] - x[:-2, :1])[None]
+
+
+def bands(x: Array) -> Array:
+    """Two averages' difference, by a kernel whose numbers add up to nothing but for roundings."""
+    narrow, wide = (jnp.exp(-((jnp.arange(9.0) - 4) ** 2) / s) for s in (2, 6))
+    return _filtered(x, narrow / narrow.sum() - wide / wide.sum())
+
+
+def direct_bands(x: Array) -> Array:
+    windows = jnp.stack([x[k : len(x) - 8 + k, :1] for k in range(9)])
+    narrow, wide = (np.exp(-((np.arange(9.0) - 4) ** 2) / s) for s in (2, 6))
+    kernel = (narrow / narrow.sum() - wide / wide.sum())[:, None, None]
+    return (kernel * (windows - windows[4])).sum(0)[None]
 
 
 def nearest_without_norm(x: Array, y: Array) -> Array:
@@ -1197,6 +1213,7 @@ def _cases() -> dict[str, Case]:
     units = _unit(X), _unit(Y)
     cases["cosine of_units"] = Case(of_units, lambda x, y: subtracted(x, y) / 2, units)
     cases["edges"] = Case(edges, direct_edges, (X,))
+    cases["bands"] = Case(bands, direct_bands, (X,))
     cases["centred_gram"] = Case(centred_gram, direct_gram, (X,))
     cases |= {f"remainder {name}": Case(*parts) for name, parts in REMAINDERS.items()}
     for place, (name, by) in enumerate(PHASES.items()):
