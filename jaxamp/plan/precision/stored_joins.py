@@ -134,7 +134,8 @@ class _Joins:
         """Return whether a norm's kernel ends at a value, or begins there, and others read it too.
 
         What sums rows is no part of a window's or a scatter's kernel. Several later kernels would
-        take the sums again, each of them, and each a sum of its part of the cotangent.
+        take the sums again, each of them, and each a sum of its part of the cotangent. What only
+        multiplies the value later is the norm's own backward pass.
         """
         graph, regions = self.graph, self.regions
         readers = graph.readers[value]
@@ -142,7 +143,7 @@ class _Joins:
         if self.normalized[value]:
             windows = (r for r in readers if r.role is Role.REDUCE and regions.kernels[r.index])
             return any(windows) or len(later) == len(readers) > 1
-        if not any(r.role is Role.ELEMENTWISE for r in later):
+        if not any(r.name in ADDS for r in later):
             return False
         squares = [s for r in readers if is_square(r) for v in r.outs for s in graph.readers[v]]
         return any(_sums_rows(graph, r) for r in (*readers, *squares) if r not in later)

@@ -105,6 +105,19 @@ def test_what_is_read_beside_a_norm_is_stored_narrow(fn: Layer) -> None:
     assert biased.output is Precision.BF16, biased.reason
 
 
+def test_what_a_norm_reads_is_computed_again_for_its_own_gradient() -> None:
+    """A product and a bias, of which the backward pass reads the product in any case."""
+
+    def squared(w: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
+        h = x @ w[0] + bias
+        scale = jax.lax.rsqrt(jnp.mean(h**2, -1, keepdims=True) + 1e-6)
+        return jnp.sum(jnp.tanh(jnp.tanh(h * scale) @ w[1]))
+
+    plan = plan_of(jax.grad(squared, argnums=(0, 1)), "auto_mixed_bf16")(W, BIAS, X)
+    biased = next(d for d in plan.decisions() if d.primitive == "add")
+    assert biased.output is Precision.F32, biased.reason
+
+
 @pytest.mark.parametrize(("layers", "stored"), [(8, 0), (12, 1)])
 def test_what_skips_to_one_sum_is_added_up_there(layers: int, stored: int) -> None:
     """A sum that only the next one reads would be written and read for each layer."""
