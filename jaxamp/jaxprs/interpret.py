@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 
 from jaxamp.core import jax_compat
-from jaxamp.jaxprs.nested import Wiring, is_open, nested, wiring, with_nested
+from jaxamp.jaxprs.nested import Wiring, is_open, wiring, with_nested
 
 Emit = Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]
 Instead = Callable[[Sequence[Any]], Sequence[Any]]
@@ -65,30 +64,14 @@ def evaluate(closed: ClosedJaxpr, args: Sequence[Any], emit: Emit) -> list[Any]:
     return walk(closed.jaxpr, closed.consts, args, visit)
 
 
-# Other higher-order primitives have rules of their own, or types of one device.
-_NESTING = frozenset({"jit", "scan", "while", "cond", "fused_group", "remat2"})
-
-
-def emitted(
-    closed: ClosedJaxpr, find: Find, inside: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None
-) -> ClosedJaxpr:
+def emitted(closed: ClosedJaxpr, find: Find) -> ClosedJaxpr:
     """Return a program in which some equations are emitted otherwise; itself where there are none.
 
     Args:
       closed: the program.
       find: what emits an equation, given its operands; ``None`` where it stays as it is.
-      inside: the same for the jaxprs that an equation holds, in place of `find`.
     """
-
-    def found(eqn: JaxprEqn) -> Instead | None:
-        if inside is None or eqn.primitive.name not in _NESTING:
-            return find(eqn)
-        bodies = nested(eqn)
-        others = list(map(inside, bodies))
-        is_same = all(map(operator.is_, others, bodies))
-        return None if is_same else lambda operands: bind_nested(eqn, operands, others)
-
-    changes = list(map(found, closed.eqns))
+    changes = list(map(find, closed.eqns))
 
     def run(*args: Any) -> list[Any]:
         remaining = iter(changes)

@@ -109,6 +109,18 @@ def test_products_with_others_are_summed_before_the_barrier() -> None:
     assert read_before_barriers(amp(regressed), 8192, "cuda") > 0
 
 
+def test_what_a_called_function_rounds_is_read_before_its_barrier() -> None:
+    """As the cotangent of a norm that is, which the rule of `silu` returns: two sums read it."""
+
+    def gated(scale: jax.Array, x: jax.Array) -> jax.Array:
+        h = x @ W
+        y = h * jax.lax.rsqrt(jnp.mean(h**2, -1, keepdims=True) + 1e-6) * scale
+        return jnp.sum(jax.nn.silu(y) @ OUT)
+
+    differentiated = amp(jax.grad(gated, argnums=(0, 1)))
+    assert read_before_barriers(lambda x: differentiated(BIAS, x), 8192, "cuda") > 0
+
+
 def test_unknown_sizes_are_read_after_the_barrier() -> None:
     """Symbolic sizes cannot be compared; exported for a GPU, the program still runs on others."""
     rows = jax.export.symbolic_shape("n")[0]

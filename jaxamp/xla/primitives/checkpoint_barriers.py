@@ -39,7 +39,7 @@ from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait, op_of, register_op_kind
 from jaxamp.jaxprs.nested import nested
 from jaxamp.plan.graph.graph import is_smaller
-from jaxamp.xla.primitives.narrow_moves import narrow_moves
+from jaxamp.xla.primitives.narrow_moves import inlined, narrow_moves
 from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
 from jaxamp.xla.primitives.split_sums import LARGE, split_sums
 
@@ -77,10 +77,12 @@ class GroupPolicy:
             return narrow_moves(closed) if self.narrow_moves else closed
         if not jax_compat.is_for_gpu(context) or jax_compat.is_partitioned(context):
             return closed
-        split = split_sums(closed) if self.split_sums else closed
+        whole = _inlined(closed)
+        split = split_sums(whole) if self.split_sums else whole
         return flatten_row_broadcasts(split) if self.row_broadcasts else split
 
 
+_inlined = jax_compat.kept_with(inlined)  # a rounding inside a call is read before its barrier
 register_op_kind("fused_group", OpKind.BOUNDARY, trait=Trait.CALL, dtype_params=("jaxpr",))
 
 

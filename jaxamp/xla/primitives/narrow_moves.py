@@ -27,7 +27,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait, is_by_element, op_of
-from jaxamp.jaxprs.interpret import Instead, emitted, evaluate
+from jaxamp.jaxprs.interpret import Find, Instead, emitted, evaluate
 from jaxamp.jaxprs.nested import called
 from jaxamp.plan.graph.graph import is_smaller
 from jaxamp.xla.primitives.label_gather import label_gather_p
@@ -73,9 +73,7 @@ def narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
     >>> [eqn.primitive.name for eqn in narrow_moves(turned).jaxpr.eqns]
     ['transpose', 'convert_element_type']
     """
-    whole = emitted(closed, _inlined)
-    if whole.consts:  # arrays that a call holds
-        return closed
+    whole = inlined(closed, _undone)
     jaxpr = whole.jaxpr
     rounded = _find_rounded(jaxpr)
 
@@ -92,13 +90,21 @@ def narrow_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
     return jax_compat.trace_to_jaxpr(run, whole.in_avals, jaxpr.debug_info)
 
 
-def _inlined(eqn: JaxprEqn) -> Instead | None:
-    if eqn.primitive is unbarriered_p:  # that is for GPUs
-        return lambda operands: operands
-    if eqn.primitive.name != "jit":
-        return None
-    body = emitted(called(eqn), _inlined)
-    return lambda operands: evaluate(body, operands, jax_compat.bind)
+def inlined(closed: ClosedJaxpr, find: Find = lambda eqn: None) -> ClosedJaxpr:
+    """Return a program without calls of jitted functions; itself where one holds arrays."""
+
+    def body(eqn: JaxprEqn) -> Instead | None:
+        if eqn.primitive.name != "jit":
+            return find(eqn)
+        inside = emitted(called(eqn), body)
+        return lambda operands: evaluate(inside, operands, jax_compat.bind)
+
+    whole = emitted(closed, body)
+    return closed if whole.consts else whole
+
+
+def _undone(eqn: JaxprEqn) -> Instead | None:
+    return list if eqn.primitive is unbarriered_p else None  # that is for GPUs
 
 
 def _moves(eqn: JaxprEqn) -> bool:

@@ -44,7 +44,7 @@ def flatten_row_broadcasts(closed: ClosedJaxpr) -> ClosedJaxpr:
     ['reduce_max', 'broadcast_in_dim', 'reshape', 'broadcast_in_dim', 'reshape', 'sub']
     """
     find = partial(_find, find_transposed(closed.jaxpr))
-    return emitted(closed, find, flatten_row_broadcasts)
+    return emitted(closed, find)
 
 
 def _find(columns: Set[Var], eqn: JaxprEqn) -> Instead | None:

@@ -45,7 +45,7 @@ def split_sums(closed: ClosedJaxpr) -> ClosedJaxpr:
     >>> [eqn.primitive.name for eqn in split_sums(mean).jaxpr.eqns]
     ['reshape', 'reduce_sum', 'optimization_barrier', 'reduce_sum']
     """
-    return emitted(closed, _find, split_sums)
+    return emitted(closed, _find)
 
 
 def _find(eqn: JaxprEqn) -> Instead | None:
