@@ -21,7 +21,7 @@ ADDED = (*ADDS, "scatter-add", "scatter-sub")
 SIGNS = ("neg", "abs", "select_n")
 REDUCTIONS = ("reduce_sum", "psum", "psum_invariant")
 _SCALED = frozenset((*SIGNS, *SCALES))
-_TERMS = 4  # what a longer sum adds up counts as one: a residual stream is as long as a network
+_TERMS = 8  # what a longer sum adds up counts as one: a residual stream is as long as a network
 
 
 def chosen(node: Node) -> tuple[int, ...]:
