@@ -7,6 +7,7 @@ sorted, gathered, stacked or joined.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from jaxamp.core.formats import Precision
@@ -114,11 +115,17 @@ def find_small_divisors(graph: Graph, provenance: Provenance) -> bytearray:
         elif node.role is Role.MERGE or node.role is Role.LINK:
             bits[node.outs[0]] |= union(bits, [v for v in node.ins if graph.is_float32[v]])
         elif node.role is Role.ELEMENTWISE or node.role is Role.REDUCE:
-            found = _of(bits, node)
+            found = _of(bits, node) | _is_beyond(graph, node) * MAY_OVERFLOW
             for out in node.outs if found else ():
                 if provenance.dense[out]:
                     bits[out] |= found & _possible(graph, out)
     return bits
+
+
+def _is_beyond(graph: Graph, node: Node) -> bool:
+    """Return whether a negative power is beyond float16 at worst, as of Adam's `sqrt(v) + 1e-6`."""
+    is_power = node.name == "integer_pow" and node.eqn.params["y"] < 0
+    return is_power and Precision.F16.max < magnitude(graph.ranges[node.outs[0]]).high < math.inf
 
 
 def _possible(graph: Graph, value: int) -> int:
