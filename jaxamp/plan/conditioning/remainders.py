@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -113,23 +114,29 @@ def _alike(arrays: Arrays, known: KnownValues, one: int, other: int) -> Sequence
     return nodes if is_alike else ()
 
 
-def _moved(arrays: Arrays, known: KnownValues) -> dict[int, int]:
-    """Return the sums in which a known number moves an array a little, each with that array."""
-    graph, origins, found = arrays.graph, arrays.origins, dict[int, int]()
+_Moved = Mapping[int, tuple[int, Any]]
+
+
+def _moved(arrays: Arrays, known: KnownValues) -> _Moved:
+    """Return the sums in which a known number moves an array a little: that array, and how."""
+    graph, origins, found = arrays.graph, arrays.origins, dict[int, tuple[int, Any]]()
     for node in (n for name in ADDED for n in graph.named.get(name, ())):
         for value, by in (node.ins[0], node.ins[-1]), (node.ins[-1], node.ins[0]):
             is_known = by in graph.constants or known.has(by) or known.has(origins[by])
             if _SAME < magnitude(graph.ranges[by]).high < _NEAR and is_known:
-                found[node.outs[0]] = origins[value]
+                how = node.name, graph.constants.get(by, arrays.origins[by])
+                found[node.outs[0]] = origins[value], how
     return found
 
 
-def _made_alike(arrays: Arrays, moved: dict[int, int], pair: tuple[int, int]) -> Sequence[Node]:
+def _made_alike(arrays: Arrays, moved: _Moved, pair: tuple[int, int]) -> Sequence[Node]:
     """Return the products of two arrays that are made alike of near places, if they are."""
-    graph, made = arrays.graph, list[Node]()
+    graph, made, are_apart = arrays.graph, list[Node](), False
     seen, pending = {pair}, [pair]
     for values in pending:
-        one, other = (moved.get(v, v) for v in (arrays.origins[v] for v in values))
+        places = (arrays.origins[v] for v in values)
+        (one, how), (other, by) = (moved.get(v, (v, None)) for v in places)
+        are_apart |= how != by
         if one == other or graph.constants.get(one, 0) == graph.constants.get(other):
             continue
         nodes = [arrays.makers[v] for v in (one, other) if v in arrays.makers]
@@ -139,7 +146,7 @@ def _made_alike(arrays: Arrays, moved: dict[int, int], pair: tuple[int, int]) ->
         new = {*zip(nodes[0].ins, nodes[1].ins, strict=False)} - seen
         seen |= new
         pending += new
-    return made
+    return made if are_apart else ()
 
 
 def _are_of_one(arrays: Arrays, one: int, other: int) -> bool:

@@ -1106,6 +1106,14 @@ def no_slope(x: Array, w: Array) -> Array:
     return (noisy - here) @ w + far - here
 
 
+def twins(x: Array, w: Array) -> Array:
+    """A target less a value, as one network makes both of one place."""
+    value, target = (
+        jnp.tanh(x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-3) @ w) @ w for _ in range(2)
+    )
+    return 0.9 * jnp.roll(target, 1) + jnp.flip(target) - value
+
+
 def reflected(x: Array, w: Array) -> Array:
     """Rows of a known matrix that add up to minus one: they leave no difference."""
     return x @ (jnp.eye(WIDTH) - 2 / WIDTH) @ w
@@ -1162,7 +1170,7 @@ NARROW: dict[str, Case] = {
                 *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
                 *(tied_layers, linear_residual, off_diagonal, masked_projection),
                 *(stream_of_norms, stream_of_products, divergence, reflected, antisymmetric),
-                no_slope,
+                *(no_slope, twins),
             )
         ),
     )
