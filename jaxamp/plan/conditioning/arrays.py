@@ -7,6 +7,7 @@ each of its operands.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -188,15 +189,18 @@ class Arrays:
 
         return not closure(read(value), read).isdisjoint(arrays)
 
-    def differences(self) -> Iterator[tuple[int, int]]:
-        """Yield arrays and what is subtracted from them, in sums of few terms."""
+    @functools.cached_property
+    def differences(self) -> list[tuple[int, int]]:
+        """Arrays and what is subtracted from them, in sums of few terms."""
+        found: list[tuple[int, int]] = []
         for node in (n for name in ADDED for n in self.graph.named.get(name, ())):
             if node.outs[0] in self.mixed and not is_backward(node.scope):
                 left, right = (self._added_up(v) for v in (node.ins[0], node.ins[-1]))
                 flips = node.name.endswith("sub")
                 for (a, s), (b, t) in itertools.product(left, right):
                     if s ^ t ^ flips:
-                        yield (b, a) if s else (a, b)
+                        found.append((b, a) if s else (a, b))
+        return found
 
     def distances(self, products: Iterable[Node]) -> Iterator[tuple[int, int]]:
         """Yield arrays whose distances products make, in sums of few terms."""

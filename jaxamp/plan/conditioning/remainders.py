@@ -48,7 +48,7 @@ def find_remainders(
             differences.update(node.outs)
     solves = (n for name in _SOLVERS for n in graph.named.get(name, ()))
     solved = {v for n in solves for v in n.outs if n.trait is Trait.SOLVER or v in graph.factors}
-    for one, other in (*both_ways(arrays.differences()), *arrays.distances(cancelled)):
+    for one, other in (*both_ways(arrays.differences), *arrays.distances(cancelled)):
         if solved and (read := _multiplied(arrays, other, solved)):
             # Products that a solver reads are float32 whatever their share, and so are these.
             found.update(dict.fromkeys(_factors(arrays, (one, other, *read)), ()))
@@ -62,7 +62,7 @@ def find_remainders(
             found.update((node, node.ins) for node in _alike(arrays, known, one, other))
     found.update((node, node.ins) for node in _orthogonal(arrays, known))
     moved = _moved(arrays, known)
-    for pair in arrays.differences() if moved else ():
+    for pair in arrays.differences if moved else ():
         found.update(dict.fromkeys(_made_alike(arrays, moved, pair), ()))
     return {node: found[node] for node in products if node in found}
 
@@ -122,8 +122,9 @@ def _moved(arrays: Arrays, known: KnownValues) -> _Moved:
     graph, origins, found = arrays.graph, arrays.origins, dict[int, tuple[int, Any]]()
     for node in (n for name in ADDED for n in graph.named.get(name, ())):
         for value, by in (node.ins[0], node.ins[-1]), (node.ins[-1], node.ins[0]):
-            is_known = by in graph.constants or known.has(by) or known.has(origins[by])
-            if _SAME < magnitude(graph.ranges[by]).high < _NEAR and is_known:
+            if not _SAME < magnitude(graph.ranges[by]).high < _NEAR:
+                continue
+            if by in graph.constants or known.has(by) or known.has(origins[by]):
                 how = node.name, graph.constants.get(by, arrays.origins[by])
                 found[node.outs[0]] = origins[value], how
     return found

@@ -180,7 +180,7 @@ class Squares:
 
     def _moments(self) -> Iterator[Node]:
         """Yield the products of moments, `f(x * y) - f(x) * f(y)`, where `f` is one or several."""
-        for one, other in both_ways(self.arrays.differences()):
+        for one, other in both_ways(self.arrays.differences):
             means = self.arrays.makers.get(other)
             if self.arrays.product(one) and means and _is_power(means):
                 yield from self._moment(self._made_by(one), means)
