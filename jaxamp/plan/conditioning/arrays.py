@@ -18,7 +18,7 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
 _NONE: frozenset[int] = frozenset()
-ADDED = (*ADDS, "scatter-add", "scatter-sub")
+_ADDED = (*ADDS, "scatter-add", "scatter-sub")
 SIGNS = ("neg", "abs", "select_n")
 REDUCTIONS = ("reduce_sum", "psum", "psum_invariant")
 _SCALED = frozenset((*SIGNS, *SCALES))
@@ -99,7 +99,7 @@ class Arrays:
             if not is_backward(node.scope):
                 read = self.read(node)
                 self.linear[out] = frozenset(read.union(*(self.joined.get(v, ()) for v in read)))
-        elif node.name in ADDED:
+        elif node.name in _ADDED:
             self.added[out] = read = frozenset(self.read(node))
             is_mixed = union(self.is_negative, node.ins) or not self.mixed.isdisjoint(read)
             if is_mixed or node.name.endswith("sub"):
@@ -189,11 +189,15 @@ class Arrays:
 
         return not closure(read(value), read).isdisjoint(arrays)
 
+    def sums(self) -> Iterator[Node]:
+        """Yield the nodes that add up arrays."""
+        return (n for name in _ADDED for n in self.graph.named.get(name, ()))
+
     @functools.cached_property
     def differences(self) -> list[tuple[int, int]]:
         """Arrays and what is subtracted from them, in sums of few terms."""
         found: list[tuple[int, int]] = []
-        for node in (n for name in ADDED for n in self.graph.named.get(name, ())):
+        for node in self.sums():
             if node.outs[0] in self.mixed and not is_backward(node.scope):
                 left, right = (self._added_up(v) for v in (node.ins[0], node.ins[-1]))
                 flips = node.name.endswith("sub")
@@ -216,7 +220,7 @@ class Arrays:
             sign ^= self.is_negative[made]
             terms.append((self.origins[made], sign))
             node = self.makers.get(self.origins[made])
-            if node and node.name in ADDED and not self.is_sum[made] and len(pending) < _TERMS:
+            if node and node.name in _ADDED and not self.is_sum[made] and len(pending) < _TERMS:
                 pending.append((node.ins[0], sign))
                 pending.append((node.ins[-1], sign ^ node.name.endswith("sub")))
         return terms

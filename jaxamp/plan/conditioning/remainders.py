@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.arrays import ADDED, Arrays, both_ways, multiplies
+from jaxamp.plan.conditioning.arrays import Arrays, both_ways, multiplies
 from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.consumers import descendants, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
@@ -120,12 +120,12 @@ _Moved = Mapping[int, tuple[int, Any]]
 def _moved(arrays: Arrays, known: KnownValues) -> _Moved:
     """Return the sums in which a known number moves an array a little: that array, and how."""
     graph, origins, found = arrays.graph, arrays.origins, dict[int, tuple[int, Any]]()
-    for node in (n for name in ADDED for n in graph.named.get(name, ())):
+    for node in arrays.sums():
         for value, by in (node.ins[0], node.ins[-1]), (node.ins[-1], node.ins[0]):
             if not _SAME < magnitude(graph.ranges[by]).high < _NEAR:
                 continue
             if by in graph.constants or known.has(by) or known.has(origins[by]):
-                how = node.name, graph.constants.get(by, arrays.origins[by])
+                how = node.name, graph.constants.get(by, origins[by])
                 found[node.outs[0]] = origins[value], how
     return found
 

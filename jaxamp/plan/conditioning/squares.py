@@ -196,7 +196,7 @@ class Squares:
                 yield from (n for n in made if n.role is Role.CONTRACT)
 
     def _is_mean(self, node: Node, power: Node, of: Set[int]) -> bool:
-        """Return whether a node reads what is multiplied, and is no other activation for it."""
+        """Return whether a node reads what a power multiplies; another power, nothing but that."""
         read = self.arrays.read(node)
         if _is_power(node):
             return node is not power and read <= of

@@ -68,7 +68,7 @@ def constrain_contraction(
     if Guard.NO_GAIN in guards and free_axes(graph, node) == 0:
         return Constraint("an inner product is a reduction", Guard.NO_GAIN)
     if Guard.REDUCTION_ISLAND in guards and find_summed(graph, node) is not None:
-        return Constraint("a product with one number is sums", Guard.REDUCTION_ISLAND)
+        return Constraint("a product with equal numbers is a sum", Guard.REDUCTION_ISLAND)
     return precise(graph, guards, node)
 
 

@@ -99,7 +99,7 @@ def read_for_results(node: Node) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def find_summed(graph: Graph, node: Node) -> int | None:
-    """Return the array of which a product is sums, multiplied by one number: `x @ ones(n)`."""
+    """Return the array that a product with equal numbers sums, `x` in `x @ ones(n)`, if it does."""
     for place, value in enumerate(node.ins) if node.name == "dot_general" else ():
         low, high = graph.ranges[value]
         if low == high:

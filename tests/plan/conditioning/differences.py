@@ -377,6 +377,16 @@ def direct_spread(p: Array, x: Array) -> Array:
     return (p[..., None] * (x - _times(p, x)[:, None]) ** 2).sum(1)
 
 
+def nearness(p: Array, x: Array) -> Array:
+    """Squared distances under weights of arrays that are near each other."""
+    y = x + 0.01 * jnp.flip(x)
+    return p @ (x * x) + p @ (y * y) - 2 * (p @ (x * y))
+
+
+def direct_nearness(p: Array, x: Array) -> Array:
+    return (p[..., None] * (0.01 * jnp.flip(x)) ** 2).sum(1)
+
+
 def _windows(x: Array, times: int) -> Array:
     kernel = jnp.full((5, 1, 1), 0.2)
     rows = x[:, ::times].T[..., None]
@@ -1205,6 +1215,7 @@ def _cases() -> dict[str, Case]:
     )
     cases["skewness"] = Case(skewness, lambda x: ((x - x.mean(0)) ** 3).mean(0), (X / 4,))
     cases["spread"] = Case(spread, direct_spread, (weights, X))
+    cases["nearness"] = Case(nearness, direct_nearness, (weights, X))
     near = X[:CENTRES] + 0.01 * Y
     for times, own in itertools.product((1, 2), SPREADS):
         spelt = functools.partial(similarity, times=times, spread=own)
