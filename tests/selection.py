@@ -85,6 +85,18 @@ def _key(item: Any, names: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
+def pytest_runtest_setup(item: Any) -> None:
+    """Skip what is compiled for a chip, named by the mark or by `target`, without its compiler."""
+    from jaxamp.compiled.deviceless import ENVIRONMENTS  # after conftest.py has set JAX's flags
+    from jaxamp.compiled.targets import TARGETS
+
+    for mark in item.iter_markers("deviceless"):
+        target = mark.args[0] if mark.args else item.callspec.params["target"]
+        environment = ENVIRONMENTS[TARGETS[target].environment]
+        if not environment.ready:
+            pytest.skip(f"no compiler: python -m jaxamp estimate --install {environment.name}")
+
+
 def of_present_features(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Leave out what a feature does that has been taken out of the package."""
     package = TESTS.parent / "jaxamp"

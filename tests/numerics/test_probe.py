@@ -12,7 +12,7 @@ import pytest
 
 import jaxamp
 from jaxamp import probe
-from jaxamp.compiled.deviceless import ENVIRONMENTS, compile_all, exported
+from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.compiled.traffic import measure as traffic_of
 from jaxamp.numerics.shadow import run_beside
@@ -224,9 +224,6 @@ _SAME = frozenset(("convert", "bitcast", "copy", "reshape", "transpose", "broadc
 
 def compiled(*calls):
     """Functions with their arguments, compiled for an H200."""
-    environment = ENVIRONMENTS["gpu"]
-    if not environment.ready:
-        pytest.skip("the compiler is not installed: python -m jaxamp estimate --install gpu")
     programs = [exported(fn, lambda f: f, args, {}, "cuda") for fn, args in calls]
     options = {"xla_allow_excess_precision": True}  # as it comes; the other tests forbid it
     return [module for module, _ in compile_all(TARGETS["h200"], programs, options)]
@@ -254,7 +251,7 @@ def _is_rounded(computation, name):
     return line.results[0].dtype != "f32"
 
 
-@pytest.mark.deviceless
+@pytest.mark.deviceless("h200")
 def test_no_rounding_is_undone_by_the_compiler_of_a_gpu():
     """Each function runs twice, on rounded numbers and beside them; all that is compared differs.
 

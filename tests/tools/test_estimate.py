@@ -247,10 +247,9 @@ STEPS = {
 }
 
 
-@pytest.mark.deviceless
+@pytest.mark.deviceless("b200")
 def test_a_library_multiplies_what_xlas_first_choice_does_not_fit():
     """That choice needs more shared memory than a B200 has; on a device XLA would time others."""
-    _require("b200")
     q, k, v, x = (jax.ShapeDtypeStruct((4, 2048, 4096), jnp.bfloat16) for _ in range(4))
 
     def gradient(q, k, v, x):
@@ -267,7 +266,6 @@ def test_a_library_multiplies_what_xlas_first_choice_does_not_fit():
 @pytest.mark.parametrize("target", ["h200", "b200"])
 def test_reports_agree_with_the_compiler(target: str):
     """Dots per precision exactly, and their FLOPs within 1 %, in the optimized program."""
-    _require(target)
     names = [(name, policy) for name in STEPS for policy in ("always_f32", "auto_mixed_bf16")]
     programs = [
         exported(STEPS[n][0], lambda f, p=p: jaxamp.amp(f, p), STEPS[n][1], {}, "cuda")
@@ -287,7 +285,6 @@ def test_reports_agree_with_the_compiler(target: str):
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_compiles(target: str):
     """Facts for float32 and a policy; a TPU keeps so small a program's values on the chip."""
-    _require(target)
     fn, args = STEPS["mlp"]
     found = jaxamp.estimate(fn, "auto_mixed_bf16", target)(*args)
     plain, mixed = found.compiled
@@ -305,22 +302,13 @@ def test_every_target_compiles(target: str):
     assert json.loads(found.to_json())["compiled"][1]["policy"] == "mixed_bf16"
 
 
-@pytest.mark.deviceless
+@pytest.mark.deviceless("h200")
 def test_an_amped_function_is_compared_with_float32():
     """As it was written, and under its own policy."""
-    _require("h200")
     fn, args = STEPS["mlp"]
     step = jax.jit(jaxamp.amp(fn, "auto_mixed"))
     plain, mixed = jaxamp.estimate(step, target="h200")(*args).compiled
     assert (plain.dots, mixed.dots) == ({"f32": 5}, {"f16": 5})
-
-
-def _require(target: str) -> None:
-    environment = deviceless.ENVIRONMENTS[TARGETS[target].environment]
-    if not environment.ready:
-        pytest.skip(
-            f"the compiler is not installed: python -m jaxamp estimate --install {environment.name}"
-        )
 
 
 def test_the_table_says_what_is_fact_and_what_is_model():

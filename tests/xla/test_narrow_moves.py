@@ -187,7 +187,7 @@ def test_a_group_may_call_what_holds_an_array() -> None:
     assert "stablehlo.tanh" in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
-@pytest.mark.deviceless
+@pytest.mark.deviceless("v5e")
 def test_a_depthwise_convolution_moves_half_of_the_bytes() -> None:
     """Compiled for a v5e, where products, shifts and cotangents were stored in float32."""
 

@@ -16,7 +16,7 @@ from jaxamp.compiled.targets import TARGETS
 from jaxamp.quantized.fp8_products import verify_lowering
 from jaxamp.quantized.scaling import Scaling
 
-pytestmark = pytest.mark.deviceless
+pytestmark = pytest.mark.deviceless("h200")
 
 CONFIG = transformer.Config(layers=4, width=4096, heads=32, length=2048, batch=4, vocabulary=32000)
 PARAMS = jax.eval_shape(partial(transformer.unrolled, CONFIG), jax.random.key(0))
