@@ -87,10 +87,10 @@ def _key(item: Any, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def pytest_runtest_setup(item: Any) -> None:
     """Skip what is compiled for a chip, named by the mark or by `target`, without its compiler."""
-    from jaxamp.compiled.deviceless import ENVIRONMENTS  # after conftest.py has set JAX's flags
-    from jaxamp.compiled.targets import TARGETS
-
     for mark in item.iter_markers("deviceless"):
+        from jaxamp.compiled.deviceless import ENVIRONMENTS  # after conftest.py has set JAX's flags
+        from jaxamp.compiled.targets import TARGETS
+
         target = mark.args[0] if mark.args else item.callspec.params["target"]
         environment = ENVIRONMENTS[TARGETS[target].environment]
         if not environment.ready:
