@@ -15,8 +15,8 @@ from jaxamp.policy.policy import PrecisionPolicy
 class Emitter:
     """Emission of hints, which follows none; the feature that gives hints has its own."""
 
-    def rounded(self, value: Any) -> Any:
-        """Return a value whose rounding a compiler is not to undo."""
+    def rounded(self, value: Any, *, of_sum: bool) -> Any:
+        """Return a value, a sum or another, whose rounding a compiler is not to undo."""
         return value
 
     def copied(self, value: Any) -> Any:

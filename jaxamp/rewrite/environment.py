@@ -53,6 +53,8 @@ class Environment:
         precisions: Iterable[Precision | None],
         barriers: Iterable[bool] = repeat(False),
         residuals: Iterable[bool] = repeat(False),
+        *,
+        are_sums: bool = True,
     ) -> None:
         """Store values.
 
@@ -62,12 +64,13 @@ class Environment:
           precisions: per value, the precision that it is stored in.
           barriers: per value, whether an optimization barrier keeps its rounding.
           residuals: per value, whether it is marked as a residual of a fused group.
+          are_sums: whether a sum made them.
         """
         columns = zip(variables, values, precisions, barriers, residuals, strict=False)
         for var, value, precision, has_barrier, is_residual in columns:
             if not isinstance(var, jax_compat.DropVar):
                 stored = cast(value, precision)
-                stored = self.emitter.rounded(stored) if has_barrier else stored
+                stored = self.emitter.rounded(stored, of_sum=are_sums) if has_barrier else stored
                 self._values[var] = self.emitter.residual(stored) if is_residual else stored
 
     def enter_read(self, readings: Iterable[Reading], values: Iterable[Any]) -> None:

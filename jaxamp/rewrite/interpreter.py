@@ -13,6 +13,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.jaxprs.nested import nested
 from jaxamp.plan import Decision, EquationPlan, Fusion, FusionCall, JaxprPlan, RematerializedInput
+from jaxamp.plan.graph.consumers import ADDS
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
 
@@ -87,8 +88,9 @@ def _interpret_one(
         emitted = emit(rule_context(context, eqn, decision, env), operands)
         env.enter_casts(eqn.outvars, emitted.roundings)
         plan = decision.plan
-        hints = plan.hints
-        env.write(eqn.outvars, emitted.results, plan.outputs, hints.barriers, hints.residuals)
+        hints, are_sums = plan.hints, eqn.primitive.name in ADDS
+        columns = emitted.results, plan.outputs, hints.barriers, hints.residuals
+        env.write(eqn.outvars, *columns, are_sums=are_sums)
 
 
 def _read_operands(eqn: JaxprEqn, plan: EquationPlan, env: Environment) -> list[Any]:

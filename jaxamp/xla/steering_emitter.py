@@ -16,7 +16,7 @@ from jaxamp.rewrite.emitter import Emitter
 from jaxamp.xla.hints.techniques import Technique
 from jaxamp.xla.primitives.checkpoint_barriers import (
     GroupPolicy,
-    fused,
+    group_of,
     mark_residual,
     recomputation_barrier,
 )
@@ -40,9 +40,9 @@ class SteeringEmitter(Emitter):
         forms = (Technique.NARROW_MOVES, Technique.ROW_BROADCASTS, Technique.SPLIT_SUMS)
         self._group = GroupPolicy(self._has_barriers, *(form in self._chosen for form in forms))
 
-    def rounded(self, value: Any) -> Any:
+    def rounded(self, value: Any, *, of_sum: bool) -> Any:
         """Put a barrier behind a rounding."""
-        return rounding_barrier(value)
+        return rounding_barrier(value, of_sum=of_sum)
 
     def copied(self, value: Any) -> Any:
         """Put a barrier behind the rounding of a copy."""
@@ -67,7 +67,7 @@ class SteeringEmitter(Emitter):
             return function(*recomputation_barrier(args, group.read_by_recomputed, group.equations))
 
         inside = emitted if self._has_barriers and group.recomputed > 0 else function
-        return partial(fused, inside, self._group)
+        return partial(group_of(self._group), inside)
 
     def add(self, eqn: JaxprEqn, operands: Sequence[Any], of: CotangentRounding) -> Any:
         """Add, subtract or multiply; the transpose rounds the cotangent."""

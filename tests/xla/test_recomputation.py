@@ -272,16 +272,35 @@ def test_cotangents_folded_over_rows_have_no_barrier_on_gpu(axis: int, behind: i
     assert max(line.count("tensor<4096x64xbf16>") for line in lines) == behind
 
 
-def test_cotangents_that_a_bias_alone_adds_up_have_no_barrier_on_gpu() -> None:
+@pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.silu])
+def test_cotangents_that_a_bias_alone_adds_up_have_no_barrier_on_gpu(activation: Any) -> None:
     """What two readers of an activation send back is added up in the kernel of its mask."""
 
     def branched(b: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
-        hidden = jax.nn.relu(x @ w + b)
+        hidden = activation(x @ w + b)
         return jax.nn.relu(hidden @ w).sum() + jax.nn.relu(hidden @ w.T).sum()
 
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64,), (64, 64), (4096, 64))]
     lines = barrier_lines("cuda", jax.grad(amp(branched, POLICY)), shapes)
     assert max(line.count("tensor<4096x64xbf16>") for line in lines) == 1
+
+
+@pytest.mark.parametrize(("of_sum", "roundings", "cotangents"), [(True, 1, 2), (False, 1, 0)])
+def test_only_the_cotangent_of_a_sum_has_a_barrier_on_gpu(
+    of_sum: bool, roundings: int, cotangents: int
+) -> None:
+    """What makes any other value adds up its cotangent in the kernel of its backward pass."""
+
+    def gated(b: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
+        start = x @ w
+        hidden = start + (jnp.tanh(start) @ w + b) if of_sum else jax.nn.silu(start)
+        return ((hidden * jax.nn.sigmoid(hidden @ w[:, :1])) @ w).sum()
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64,), (64, 64), (4096, 64))]
+    mixed = jax.grad(amp(gated, POLICY), 1)
+    lines = barrier_lines("cuda", mixed, shapes)
+    recomputed = sum("%arg" in line for line in lines)
+    assert len(lines) - recomputed == roundings + cotangents
 
 
 def test_reductions_of_long_rows_are_not_made_again() -> None:

@@ -19,7 +19,7 @@ from jaxamp.core.jax_compat.avals import has_typed_sharding
 
 def lower_checkpoints(
     primitive: Primitive,
-    barriers: Callable[[Any, Jaxpr], Sequence[bool]],
+    barriers: Callable[[Any, ClosedJaxpr], Sequence[bool]],
     whole: Callable[[Any, ClosedJaxpr], ClosedJaxpr],
 ) -> None:
     """Choose how a primitive that `define_checkpoint` has defined is lowered.
@@ -30,10 +30,11 @@ def lower_checkpoints(
     """
 
     def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
-        chosen: Any = tuple(barriers(context, jaxpr))
-        jaxpr = whole(context, _pe.close_jaxpr(jaxpr)).jaxpr  # one object, which caches know
+        closed = _pe.close_jaxpr(jaxpr)  # one object, which caches know
+        chosen: Any = tuple(barriers(context, closed))
+        emitted = whole(context, closed).jaxpr
         return _ad_checkpoint._remat_lowering(
-            context, *args, jaxpr=jaxpr, prevent_cse=chosen, **params
+            context, *args, jaxpr=emitted, prevent_cse=chosen, **params
         )
 
     _mlir.register_lowering(primitive, lower, cacheable=False)

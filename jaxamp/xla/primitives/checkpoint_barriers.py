@@ -87,17 +87,12 @@ register_op_kind("fused_group", OpKind.BOUNDARY, trait=Trait.CALL, dtype_params=
 
 
 @functools.cache
-def _group(policy: GroupPolicy) -> Callable[..., list[Any]]:
+def group_of(policy: GroupPolicy) -> Callable[..., list[Any]]:
     """Return what calls a flat function as a group; each policy has a primitive, made if asked."""
     group_p = Primitive("fused_group")
-    needs = _needs_barrier if policy.barriers else lambda _, jaxpr: [False] * len(jaxpr.invars)
+    needs = _needs_barrier if policy.barriers else lambda _, whole: [False] * len(whole.in_avals)
     jax_compat.lower_checkpoints(group_p, needs, policy.lowered)
     return jax_compat.define_checkpoint(group_p, policy)
-
-
-def fused(function: Callable[..., list[Any]], policy: GroupPolicy, *args: Any) -> list[Any]:
-    """Call a flat function as one fused group."""
-    return _group(policy)(function, *args)
 
 
 def _marked_beside(values: Sequence[Any], others: Sequence[Any]) -> tuple[Any, Any]:
@@ -161,17 +156,15 @@ _RATIO = 16  # parameters and statistics of rows are at least so many times smal
 _JOINED = 3 * 2**23
 
 
-def _needs_barrier(context: Any, jaxpr: Jaxpr) -> list[bool]:
+def _needs_barrier(context: Any, closed: ClosedJaxpr) -> list[bool]:
     """Return whether each operand of a group's backward pass needs a barrier, on its platform."""
-    if jax_compat.is_for_tpu(context):
-        return [False] * len(jaxpr.invars)
-    if not jax_compat.is_for_gpu(context):
-        return [True] * len(jaxpr.invars)  # as `jax.checkpoint` has it
+    avals = closed.in_avals
+    if not jax_compat.is_for_gpu(context):  # as `jax.checkpoint` has it, but for none on a TPU
+        return [not jax_compat.is_for_tpu(context)] * len(avals)
     # JAX lowers forward passes in a loop as checkpoints too, but they recompute nothing.
-    recomputed = jax_compat.read_by_recomputation(jaxpr)
-    avals = [v.aval for v in jaxpr.invars]
-    others = _puts_sums_back(jaxpr) and not _sums_rows(jaxpr)
-    return needs_barrier(avals, recomputed, reduces=_reduces(jaxpr.eqns), others=others)
+    recomputed = jax_compat.read_by_recomputation(closed.jaxpr)
+    body = _inlined(closed).jaxpr
+    return needs_barrier(avals, recomputed, reduces=_reduces(body.eqns), others=_puts_back(body))
 
 
 def _reduces(eqns: Sequence[JaxprEqn]) -> bool:
@@ -182,17 +175,15 @@ def _reduces(eqns: Sequence[JaxprEqn]) -> bool:
     )
 
 
-def _sums_rows(jaxpr: Jaxpr) -> bool:
-    sums = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "reduce_sum")
-    return any(eqn.invars[0].aval.ndim - 1 in eqn.params["axes"] for eqn in sums)  # type: ignore[attr-defined]
-
-
-def _puts_sums_back(jaxpr: Jaxpr) -> bool:
-    """Return whether large arrays are made of sums, as in a norm; those of a bias are results."""
+def _puts_back(jaxpr: Jaxpr) -> bool:
+    """Return whether large arrays are made of sums, none of rows; those of a bias are results."""
     sums: set[Any] = set()
     for eqn in jaxpr.eqns:
-        is_sum = eqn.primitive.name == "reduce_sum" or bool(nested(eqn))
-        if is_sum or any(v in sums for v in eqn.invars if not isinstance(v, Literal)):
+        is_sum = eqn.primitive.name == "reduce_sum"
+        if is_sum and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]:  # type: ignore[attr-defined]
+            return False
+        operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+        if is_sum or nested(eqn) or any(v in sums for v in operands):
             sums.update(eqn.outvars)
     made, read = ({getattr(v.aval, "size", 0) for v in found} for found in (sums, jaxpr.invars))
     return any(not any(is_smaller(size * _RATIO, other) for other in read) for size in made)

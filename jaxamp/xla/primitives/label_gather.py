@@ -45,7 +45,7 @@ def gather_by_sum(table: Any, indices: Any, **params: Any) -> Any:
     if params["mode"] is lax.GatherScatterMode.FILL_OR_DROP:
         fill = jnp.nan if params["fill_value"] is None else params["fill_value"]
         found = jnp.where((place >= 0) & (place < table.shape[axis]), found, fill)
-    return lax.reshape(found, jax.eval_shape(partial(_gather, **params), table, indices).shape)
+    return lax.reshape(found, _aval(jax.typeof(table), jax.typeof(indices), **params).shape)
 
 
 def _places(indices: Any, shape: Sequence[int], axis: int) -> tuple[jax.Array, jax.Array]:
@@ -55,13 +55,8 @@ def _places(indices: Any, shape: Sequence[int], axis: int) -> tuple[jax.Array, j
     return place, lax.broadcasted_iota(jnp.int32, shape, axis) == place
 
 
-def _gather(table: Any, indices: Any, **params: Any) -> Any:
-    return lax.gather_p.bind(table, indices, **params)
-
-
 def _aval(table: Any, indices: Any, **params: Any) -> Any:
-    aval, _ = lax.gather_p.abstract_eval(table, indices, **params)
-    return aval
+    return lax.gather_p.abstract_eval(table, indices, **params)[0]
 
 
 def _transpose(cotangent: Any, table: Any, indices: Any, **params: Any) -> Any:
@@ -72,11 +67,11 @@ def _transpose(cotangent: Any, table: Any, indices: Any, **params: Any) -> Any:
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> Any:
-    return jax.vmap(partial(_gather, **params), in_axes=dims)(*args), 0
+    return jax.vmap(partial(lax.gather_p.bind, **params), in_axes=dims)(*args), 0
 
 
-_LOWERED = {None: _gather, "tpu": gather_by_sum}
-define(label_gather_p, _gather, _aval, _batch, lowered=_LOWERED)
+_LOWERED = {None: lax.gather_p.bind, "tpu": gather_by_sum}
+define(label_gather_p, lax.gather_p.bind, _aval, _batch, lowered=_LOWERED)
 ad.defjvp(
     label_gather_p, lambda t, table, indices, **params: label_gather(t, indices, params), None
 )

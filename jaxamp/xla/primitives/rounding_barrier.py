@@ -9,11 +9,9 @@ JAX keeps residuals of a checkpoint in this way.
 XLA:GPU fuses nothing across a barrier, not even a sum with what computes its summands. What is
 ``unbarriered`` is read from before it. The rounding still counts: instead of the barrier, a select
 between NaN and number stands between it and the widening, so that XLA does not recognize the pair.
-Products read from behind it: Triton takes no select into their kernels, and would read a copy.
-
-The sum of an activation that is stored narrow and a broadcast parameter has one cotangent for both.
-The activation's is rounded, the parameter's is summed over rows. Rounded by ``rounded_cotangent``
-before the two part, both are computed from what is in memory.
+Products read from behind it: Triton takes no select into their kernels, and would read a copy. The
+cotangent of such a value has a barrier on a GPU only if a sum made the value, which hands it on to
+several kernels. Of all else the backward pass is one kernel, which adds up what it reads.
 
 See: https://github.com/openxla/xla/issues/41605 and https://github.com/jax-ml/jax/pull/22244
 """
@@ -39,26 +37,39 @@ from jaxamp.plan.decision import CotangentRounding
 rounding_barrier_p = Primitive("rounding_barrier")
 
 
-def rounding_barrier(value: Any) -> Any:
+def rounding_barrier(value: Any, of_sum: bool = True, kept: bool = True) -> Any:
     """Return a value of a narrow dtype whose rounding a later widening does not undo."""
-    return rounding_barrier_p.bind(value)
+    return rounding_barrier_p.bind(value, of_sum=of_sum, kept=kept)
 
 
-def _rounded(value: Any) -> Any:
+def _same(value: Any, **_: Any) -> Any:
+    return value
+
+
+def _on_gpu(value: Any, *, kept: bool, **_: Any) -> Any:
+    return lax.optimization_barrier(value) if kept else value
+
+
+def _on_tpu(value: Any, **_: Any) -> Any:
     reduced = reduce_to(value, value.dtype)
     return lax.optimization_barrier(value) if reduced is None else reduced
 
 
 define(
     rounding_barrier_p,
-    lambda value: value,
-    lambda value: value,
-    lambda args, dims: (rounding_barrier(*args), *dims),
-    lowered={None: lax.optimization_barrier, "tpu": _rounded},
+    _same,
+    _same,
+    lambda args, dims, **params: (rounding_barrier(*args, **params), *dims),
+    lowered={
+        None: lambda x, **_: lax.optimization_barrier(x),
+        "cuda": _on_gpu,
+        "rocm": _on_gpu,
+        "tpu": _on_tpu,
+    },
     kind=OpKind.DATA_MOVEMENT,
     trait=Trait.SAME,
 )
-ad.deflinear2(rounding_barrier_p, lambda cotangent, value: [rounding_barrier(cotangent)])
+ad.deflinear2(rounding_barrier_p, lambda g, _, of_sum, kept: [rounding_barrier(g, of_sum, of_sum)])
 
 
 unbarriered_p = Primitive("unbarriered")
@@ -87,10 +98,6 @@ def widened(rounded: Any, dtype: Any) -> Any:
 def _has_many_rows(shape: tuple[Any, ...]) -> bool:
     is_known = all(isinstance(size, int) for size in shape)  # symbolic sizes cannot be compared
     return is_known and math.prod(shape[:-1]) > _ONE_PASS
-
-
-def _same(wide: Any) -> Any:
-    return wide
 
 
 def _lowered(context: Any, wide: Any) -> Any:
