@@ -71,13 +71,8 @@ class Semantics:
     periodic: bool = False
 
 
-def total(range: Transfer) -> Semantics:
-    """Return that of a sum of many terms: their roundings average out."""
-    return Semantics(Linear.ALL, Rounding.KEPT, range, whole=True)
-
-
-def choice(range: Transfer = itself) -> Semantics:
-    """Return that of a choice among operands, or of a negative."""
+def kept(range: Transfer = itself) -> Semantics:
+    """Return that of a choice, of a negative, or of a sum of many: their roundings average out."""
     return Semantics(Linear.ALL, Rounding.KEPT, range, whole=True)
 
 

@@ -44,13 +44,12 @@ from jaxamp.core.semantics import (
     Semantics,
     bounded,
     cancelling,
-    choice,
     fold,
+    kept,
     mild,
     product,
     quotient,
     steep,
-    total,
     wave,
 )
 from jaxamp.errors import PolicyError, accepted
@@ -189,15 +188,14 @@ _MASK = bounded(within(0, 1), whole=True)
 # bitcast; they stay inside kernels, so the public ones own these names.
 _COMPUTED: dict[str, Op] = {
     # Reduction: sums.
-    "reduce_sum": _reduction(Trait.SUM, total(multiplied)),
-    "reduce_window_sum select_and_scatter_add": _reduction(Trait.SUM, total(anywhere)),
-    "scatter-add(update_jaxpr) scatter-sub(update_jaxpr)": _reduction(Trait.SUM, total(anywhere)),
-    # Adds two cotangents, but a chain of them is one long sum.
-    # Cotangents: no program subtracts them from each other.
-    "add_any": _reduction(Trait.SUM, total(added)),
+    "reduce_sum": _reduction(Trait.SUM, kept(multiplied)),
+    "reduce_window_sum select_and_scatter_add": _reduction(Trait.SUM, kept(anywhere)),
+    "scatter-add(update_jaxpr) scatter-sub(update_jaxpr)": _reduction(Trait.SUM, kept(anywhere)),
+    # Adds two cotangents: a chain of them is one long sum, and no program subtracts any.
+    "add_any": _reduction(Trait.SUM, kept(added)),
     # Reduction: sums over devices.
     "psum psum_invariant unreduced_psum reduce_scatter unreduced_reduce_scatter": _reduction(
-        Trait.ALLREDUCE, total(multiplied)
+        Trait.ALLREDUCE, kept(multiplied)
     ),
     # Reduction: running folds along an axis.
     "cumsum": _reduction(Trait.PREFIX, fold(lambda x, terms: hull(x, multiplied(x, terms)))),
@@ -210,24 +208,24 @@ _COMPUTED: dict[str, Op] = {
     "reduce_window(jaxpr)": _reduction(Trait.PRODUCT, fold()),
     "select_and_scatter(select_jaxpr,scatter_jaxpr)": _reduction(Trait.PRODUCT, fold()),
     # Reduction: picks one of its operands, exactly.
-    "reduce_max reduce_min cummax cummin": _reduction(Trait.EXTREMUM, choice()),
+    "reduce_max reduce_min cummax cummin": _reduction(Trait.EXTREMUM, kept()),
     "argmax argmin": _reduction(Trait.EXTREMUM, bounded(within(0, math.inf))),
-    "reduce_window_max reduce_window_min": _reduction(Trait.EXTREMUM, choice()),
+    "reduce_window_max reduce_window_min": _reduction(Trait.EXTREMUM, kept()),
     "scatter-max(update_jaxpr) scatter-min(update_jaxpr)": _reduction(
-        Trait.EXTREMUM, choice(anywhere)
+        Trait.EXTREMUM, kept(anywhere)
     ),
     # Adds nothing despite its name: it picks tangents, in the derivative of max pooling.
-    "select_and_gather_add": _reduction(Trait.EXTREMUM, choice()),
-    "pmax pmin unreduced_pmax unreduced_pmin": _reduction(Trait.EXTREMUM, choice()),
+    "select_and_gather_add": _reduction(Trait.EXTREMUM, kept()),
+    "pmax pmin unreduced_pmax unreduced_pmin": _reduction(Trait.EXTREMUM, kept()),
     # Elementwise: never rounds.
     "abs": _elementwise(Trait.EXACT, mild(magnitude, whole=True)),
-    "neg": _elementwise(Trait.EXACT, choice(negated)),
+    "neg": _elementwise(Trait.EXACT, kept(negated)),
     "sign": _elementwise(Trait.EXACT, bounded(rising(np.sign, bottom=-1, top=1), whole=True)),
-    "max": _elementwise(Trait.EXACT, choice(larger)),
-    "min": _elementwise(Trait.EXACT, choice(smaller)),
-    "clamp": _elementwise(Trait.EXACT, choice(clamped)),
-    "select_n": _elementwise(Trait.EXACT, choice(selected)),
-    "copy stop_gradient": _elementwise(Trait.EXACT, choice()),
+    "max": _elementwise(Trait.EXACT, kept(larger)),
+    "min": _elementwise(Trait.EXACT, kept(smaller)),
+    "clamp": _elementwise(Trait.EXACT, kept(clamped)),
+    "select_n": _elementwise(Trait.EXACT, kept(selected)),
+    "copy stop_gradient": _elementwise(Trait.EXACT, kept()),
     "is_finite eq ne lt le gt ge eq_to lt_to le_to": _elementwise(Trait.EXACT, _MASK),
     # Elementwise: the exact result, rounded once.
     "add": _elementwise(Trait.ROUNDED, cancelling(added)),
@@ -280,7 +278,7 @@ _COMPUTED: dict[str, Op] = {
         Trait.SENSITIVE, steep(within(0, 1))
     ),
     # Data movement that orders by comparing.
-    "sort top_k approx_top_k": Op(OpKind.DATA_MOVEMENT, Trait.EXTREMUM, semantics=choice()),
+    "sort top_k approx_top_k": Op(OpKind.DATA_MOVEMENT, Trait.EXTREMUM, semantics=kept()),
 }
 
 # Those whose kind and trait say all.
@@ -457,9 +455,9 @@ _DEFAULT_TRAITS = {
 _UNKNOWN = Op(OpKind.BOUNDARY, Trait.OPAQUE)
 
 _REGISTERED_SEMANTICS = {
-    Trait.SUM: total(anywhere),
-    Trait.ALLREDUCE: total(anywhere),
-    Trait.EXTREMUM: choice(anywhere),
+    Trait.SUM: kept(anywhere),
+    Trait.ALLREDUCE: kept(anywhere),
+    Trait.EXTREMUM: kept(anywhere),
     Trait.EXACT: mild(anywhere),
     Trait.ROUNDED: mild(anywhere),
     Trait.SMOOTH: bounded(anywhere),

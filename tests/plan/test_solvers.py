@@ -309,3 +309,24 @@ def test_a_factor_is_one_with_ones_on_its_diagonal_too() -> None:
     decisions = plan_of(solved)(SQUARE, INNER).decisions()
     operands = [d.operand for d in decisions if d.primitive == "dot_general"]
     assert operands == [Precision.F32] * 3
+
+
+POINTS = {
+    "joined": lambda mean, off: jnp.concatenate([mean + off, mean - off]),
+    "stacked": lambda mean, off: (mean + jnp.stack([off, -off])).reshape(-1, SIDE),
+    "placed": lambda mean, off: jnp.tile(mean, (2 * SIDE, 1)).at[:SIDE].add(off),
+    "chosen": lambda mean, off: jnp.where(jnp.arange(SIDE) < 3, mean, mean - off),
+}
+
+
+@pytest.mark.parametrize("points", POINTS)
+def test_cotangents_of_points_around_a_mean_are_not_rounded(points: str) -> None:
+    """The weights of such points are large and of both signs: cotangents cancel in their sum."""
+
+    def moved(x: jax.Array) -> jax.Array:
+        at = POINTS[points](x[0], 0.01 * jnp.linalg.cholesky(x @ x.T + jnp.eye(SIDE)).T)
+        weights = jnp.linspace(-999.0, 1001.0, len(at))[:, None]
+        return ((weights * (at @ INNER)).sum(0) ** 2).sum()
+
+    exact = jax.grad(moved)(SQUARE)
+    assert jnp.abs(amp(jax.grad(moved))(SQUARE) - exact).max() <= 1e-4 * jnp.abs(exact).max()

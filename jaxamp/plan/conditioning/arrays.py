@@ -18,7 +18,7 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
 _NONE: frozenset[int] = frozenset()
-_ADDED = (*ADDS, "scatter-add", "scatter-sub")
+ADDED = (*ADDS, "scatter-add", "scatter-sub")
 SIGNS = ("neg", "abs", "select_n")
 REDUCTIONS = ("reduce_sum", "psum", "psum_invariant")
 _SCALED = frozenset((*SIGNS, *SCALES))
@@ -99,7 +99,7 @@ class Arrays:
             if not is_backward(node.scope):
                 read = self.read(node)
                 self.linear[out] = frozenset(read.union(*(self.joined.get(v, ()) for v in read)))
-        elif node.name in _ADDED:
+        elif node.name in ADDED:
             self.added[out] = read = frozenset(self.read(node))
             is_mixed = union(self.is_negative, node.ins) or not self.mixed.isdisjoint(read)
             if is_mixed or node.name.endswith("sub"):
@@ -191,7 +191,7 @@ class Arrays:
 
     def sums(self) -> Iterator[Node]:
         """Yield the nodes that add up arrays."""
-        return (n for name in _ADDED for n in self.graph.named.get(name, ()))
+        return (n for name in ADDED for n in self.graph.named.get(name, ()))
 
     @functools.cached_property
     def differences(self) -> list[tuple[int, int]]:
@@ -220,9 +220,8 @@ class Arrays:
             sign ^= self.is_negative[made]
             terms.append((self.origins[made], sign))
             node = self.makers.get(self.origins[made])
-            if node and node.name in _ADDED and not self.is_sum[made] and len(pending) < _TERMS:
-                pending.append((node.ins[0], sign))
-                pending.append((node.ins[-1], sign ^ node.name.endswith("sub")))
+            if node and node.name in ADDED and not self.is_sum[made] and len(pending) < _TERMS:
+                pending += [(node.ins[0], sign), (node.ins[-1], sign ^ node.name.endswith("sub"))]
         return terms
 
 

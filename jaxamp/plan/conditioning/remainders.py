@@ -7,7 +7,7 @@ the variance of a Gaussian process, is what remains of `c` in `c - k.T @ solve(a
 diagonal in `c - sum(k * solve(a, k), 0)`. A solution leaves `b - a @ x`, whatever is added to `x`.
 Two products of one array are as alike, such as means or selected rows. And distances that squares
 cancel, `|x|² - 2 x @ m.T + |m|²`, are differences of `x` and `m` as well. A slope of a network,
-`(f(x + h) - f(x - h)) / (2 * h)` of a small `h` that the program says, is as small as `h`.
+`(f(x + h) - f(x - h)) / (2 * h)` of a small `h` that the program says, or `h * v`, is as small.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.arrays import Arrays, both_ways, multiplies
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import descendants, is_square
+from jaxamp.plan.graph.consumers import SCALES, closure, descendants, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _NONE: frozenset[int] = frozenset()
 _ROUNDING = 2.0**-24
-_NEAR, _SAME = 1 / 8, 1e-5  # how far places of a slope are apart; nearer, float32 has one for both
+_Moved = Mapping[int, tuple[int, Any]]
+_NEAR, _STEP, _SAME = 1 / 8, 1 / 32, 1e-5  # how far places of a slope are apart, or the same
 _SOLVERS = ("custom_linear_solve", "linear_solve", "triangular_solve")
 
 
@@ -114,20 +115,28 @@ def _alike(arrays: Arrays, known: KnownValues, one: int, other: int) -> Sequence
     return nodes if is_alike else ()
 
 
-_Moved = Mapping[int, tuple[int, Any]]
-
-
 def _moved(arrays: Arrays, known: KnownValues) -> _Moved:
-    """Return the sums in which a known number moves an array a little: that array, and how."""
+    """Return the sums in which a small known number, or a multiple, moves an array: it, and how."""
     graph, origins, found = arrays.graph, arrays.origins, dict[int, tuple[int, Any]]()
     for node in arrays.sums():
         for value, by in (node.ins[0], node.ins[-1]), (node.ins[-1], node.ins[0]):
-            if not _SAME < magnitude(graph.ranges[by]).high < _NEAR:
-                continue
-            if by in graph.constants or known.has(by) or known.has(origins[by]):
+            is_small = _SAME < magnitude(graph.ranges[by]).high < _NEAR
+            if is_small and (by in graph.constants or known.has(by) or known.has(origins[by])):
                 how = node.name, graph.constants.get(by, origins[by])
                 found[node.outs[0]] = origins[value], how
+            elif _is_step_along(arrays, by):
+                found[node.outs[0]] = origins[value], (node.name, by)
     return found
+
+
+def _is_step_along(arrays: Arrays, by: int) -> bool:
+    """Return whether a small number multiplies a direction; none that a layer made: a solver's."""
+    makers, scales = arrays.makers, arrays.scales(by)
+    scales |= {v for s in scales if s in makers and makers[s].name in SCALES for v in makers[s].ins}
+    if not any(_SAME < abs(arrays.graph.constants.get(v, 0)) < _STEP for v in scales):
+        return False
+    terms = closure([arrays.origins[by]], lambda v: arrays.added.get(v, ()))
+    return arrays.linear.keys().isdisjoint(terms)
 
 
 def _made_alike(arrays: Arrays, moved: _Moved, pair: tuple[int, int]) -> Sequence[Node]:

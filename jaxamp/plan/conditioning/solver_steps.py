@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.arrays import Arrays
+from jaxamp.plan.conditioning.arrays import ADDED, Arrays
 from jaxamp.plan.dataflow.constraints import FACTORED, READS_SOLUTION, Constraint
 from jaxamp.plan.graph.consumers import find_drawn
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
@@ -70,16 +70,15 @@ def find_solver_steps(graph: Graph, products: Sequence[Node]) -> dict[Node, Cons
 
 
 def find_solved(arrays: Arrays, products: Sequence[Node]) -> dict[Node, Constraint]:
-    """Return the products that read what a factorization made, or a solver that reads one."""
-    made, origins = arrays.graph.factors.copy(), arrays.origins
-
-    def reads(node: Node) -> bool:
-        return any(origins[value] in made for value in node.ins)
-
-    for node in arrays.graph.nodes:
-        if node.trait is Trait.SOLVER and reads(node):
+    """Return the products that read a factor, points around it, or what a solver makes of one."""
+    made = arrays.graph.factors.copy()
+    for node in arrays.graph.nodes if made else ():
+        read = arrays.read(node)
+        is_sum = node.name in ADDED or node.role is Role.MERGE
+        is_kept = is_sum and arrays.linear.keys().isdisjoint(read - made)
+        if (is_kept or node.trait is Trait.SOLVER) and not made.isdisjoint(read):
             made.update(node.outs)
-    return {node: READS_SOLUTION for node in products if made and reads(node)}
+    return {node: READS_SOLUTION for node in products if not made.isdisjoint(arrays.read(node))}
 
 
 def find_factored(graph: Graph, products: Sequence[Node]) -> dict[Node, Constraint]:

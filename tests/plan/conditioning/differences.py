@@ -836,6 +836,28 @@ def curvature(x: Array, w: Array, times: By = jnp.matmul) -> Array:
     return (sum(sides) - 4 * middle) / 0.05**2
 
 
+def along(direction: Callable[[Array], Array], x: Array, w: Array, times: By = jnp.matmul) -> Array:
+    """The slope of a surface along a direction that no number in the program says."""
+    far, near = (times(jnp.tanh(times(x + s * direction(x), w)), w[:, :1]) for s in (1, -1))
+    return (jnp.flip(x[:, :1]) * (far - near)).sum(0) / 2e-2
+
+
+def moved_weights(x: Array, w: Array, times: By = jnp.matmul) -> Array:
+    """The slope of a loss along a direction of its weights."""
+    size = 0.01 / jnp.sqrt((w**2).sum())
+    losses = (
+        (times(jnp.tanh(times(x, v)), v[:, :1]) ** 2).mean()
+        for v in (w + s * size * jnp.flip(w) for s in (1.0, -1.0))
+    )
+    return functools.reduce(jnp.subtract, losses) / (2 * size)
+
+
+ALONG: dict[str, Callable[[Array], Array]] = {
+    "multiple": lambda x: 0.01 * jnp.flip(x),
+    "normalized": lambda x: jnp.flip(x) / jnp.sqrt((x**2).sum(-1, keepdims=True)) * 0.02,
+    "between": lambda x: 0.01 * (jnp.flip(x) - x),
+    "of a size": lambda x: 0.01 * jnp.maximum(jnp.abs(x), 1.0),
+}
 _ENDS = jnp.asarray(np.random.default_rng(3).permutation(POINTS))
 _SYSTEM = W @ W.T + jnp.eye(WIDTH)
 _TURN = jnp.linalg.qr(W)[0] + 0.01 * W
@@ -884,7 +906,15 @@ REMAINDERS = {
     ),
     **{
         fn.__name__: (fn, functools.partial(fn, times=_times), (X / AWAY, W))
-        for fn in (slopes, curvature)
+        for fn in (slopes, curvature, moved_weights)
+    },
+    **{
+        f"slope, {name}": (
+            functools.partial(along, by),
+            functools.partial(along, by, times=_times),
+            (X / AWAY, W),
+        )
+        for name, by in ALONG.items()
     },
     "nystrom": (nystrom, functools.partial(nystrom, times=_times), (X, X[:6])),
     **{
@@ -1111,9 +1141,11 @@ def corrected(x: Array, w: Array) -> Array:
 
 
 def no_slope(x: Array, w: Array) -> Array:
-    """What a layer makes of noisy and of far places, less what it makes here."""
-    here, noisy, far = (jnp.tanh(at @ w) @ w for at in (x, x + 0.1 * jnp.flip(x), x + 1))
-    return (noisy - here) @ w + far - here
+    """What a layer makes of noisy, far and later places, less what it makes here."""
+    noise = 0.1 * jnp.flip(x)
+    here, noisy, far = (jnp.tanh(at @ w) @ w for at in (x, x + noise, x + 1))
+    later = jnp.tanh((x + 0.01 * (here + 1)) @ w) @ w
+    return (noisy - here) @ w + far - here + 100 * (later - here)
 
 
 def twins(x: Array, w: Array) -> Array:
