@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -349,14 +348,6 @@ class Plan:
         """Yield every decision, nested ones after the equation that holds them."""
         for decision, ground in zip(self.body.walk(), self.grounds, strict=True):
             yield decision._replace(ground=ground)
-
-    def summary(self) -> dict[tuple[OpKind, str], int]:
-        """Count equations per kind and precision of arithmetic (`"-"` without floats)."""
-        counts: Counter[tuple[OpKind, str]] = Counter()
-        for decision in self.decisions():
-            precision = decision.operand or decision.output
-            counts[decision.kind, precision.short if precision else "-"] += 1
-        return dict(counts)
 
     @property
     def unmatched_rules(self) -> tuple[Rule, ...]:

@@ -298,3 +298,31 @@ def test_a_product_is_linearized_by_a_rule_of_its_own(monkeypatch) -> None:
     for found, (right, tangent) in zip(ways, wanted, strict=True):
         np.testing.assert_array_equal(value, right)
         np.testing.assert_array_equal(found, tangent)
+
+
+def _jvp(make: Callable[..., Any]) -> Any:
+    """A function of the number 2 whose rule of derivatives makes a factor of it."""
+    scaled = jax.custom_jvp(lambda x, n: x @ x * n)
+    scaled.defjvp(lambda primals, tangents: (scaled(*primals), tangents[0] * make(primals[1])))
+    return scaled
+
+
+def _vjp(make: Callable[..., Any]) -> Any:
+    scaled = jax.custom_vjp(lambda x, n: x @ x * n)
+    scaled.defvjp(lambda x, n: (x @ x * n, make(n)), lambda made, g: (g * made, None))
+    return scaled
+
+
+@pytest.mark.parametrize("kind", [_jvp, _vjp])
+@pytest.mark.parametrize(
+    "make", [int, jnp.ones, lambda n: sum(range(n)), lambda n: n if n > 1 else 1]
+)
+def test_a_rule_that_wants_numbers(kind: Callable[..., Any], make: Callable[..., Any]) -> None:
+    """It gets them in ``amp(grad(f))``; the error of ``grad(amp(f))``, which is JAX's, says so."""
+    scaled = kind(lambda n: jnp.sum(make(n)))
+    f, x = lambda x: scaled(jnp.tanh(x @ x), 2).sum(), jnp.eye(4)
+    np.testing.assert_allclose(amp(jax.grad(f))(x), jax.grad(f)(x), rtol=1e-2)
+    for gradient in (jax.grad(amp(f)), jax.jit(jax.grad(amp(f)))):
+        with pytest.raises(TypeError) as found:
+            gradient(x)
+        assert "amp(jax.grad(f))" in "".join(found.value.__notes__)

@@ -63,7 +63,7 @@ def _run_jvp(
 ) -> list[Any]:
     """Trace the rule for the tangents that are no symbolic zeros, then run it."""
     zeros = [jax_compat.is_symbolic_zero(t) for t in tangents]
-    jaxpr, captured, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+    jaxpr, captured, out_zeros = _traced(eqn.params["jvp_jaxpr_fun"], zeros)
     saves = any(any(inner.plan.hints.residuals) for inner in plan.walk())
     closed = rewrite.emitter.rule(ClosedJaxpr(jaxpr, captured), saves=saves)
     given = [t for t, is_zero in zip(tangents, zeros, strict=True) if not is_zero]
@@ -91,8 +91,7 @@ def custom_vjp(context: RuleContext, *operands: Any) -> Sequence[Any]:
     def forward(*pairs: Any) -> list[Any]:
         values, differentiated = pairs[::2], pairs[1::2]
         jax_compat.refuse_captured(differentiated[:consts])
-        thunk = eqn.params["fwd_jaxpr_thunk"]
-        jaxpr, captured = thunk.call_wrapped(*differentiated[consts:])
+        jaxpr, captured = _traced(eqn.params["fwd_jaxpr_thunk"], differentiated[consts:])
         count = len(jaxpr.outvars) - len(plan.outputs)
         saved_avals[:] = [v.aval for v in jaxpr.outvars[:count]]
         wanted = [*[None] * count, *plan.outputs]
@@ -102,10 +101,9 @@ def custom_vjp(context: RuleContext, *operands: Any) -> Sequence[Any]:
 
     def backward(*residuals_and_cotangents: Any) -> tuple[list[Any], Any]:
         avals = _backward_avals(eqn, saved_avals)
-        pairs = zip(primal_avals, call.jaxpr.invars, strict=True)
+        pairs = zip(primal_avals[consts:], call.jaxpr.invars[consts:], strict=True)
         wanted = [_stored(arriving.dtype, var.aval) for arriving, var in pairs]
-        args, wanted = residuals_and_cotangents, wanted[consts:]
-        given, logs = _run_backward(rewrite, eqn, plan, args, avals, wanted)
+        given, logs = _run_backward(rewrite, eqn, plan, residuals_and_cotangents, avals, wanted)
         none = [jax_compat.zero_cotangent(aval) for aval in primal_avals[:consts]]
         return [*none, *given], logs
 
@@ -122,6 +120,18 @@ def optimized_forward(context: RuleContext, *operands: Any) -> Sequence[Any]:
     """
     body, plan = called(context.eqn), context.decision.plan.inner[0]
     return interpret(context.rewrite, body.jaxpr, plan, body.consts, operands)
+
+
+def _traced(rule: Any, args: Sequence[bool]) -> Any:
+    """Trace a rule; where it fails, as one may that wants numbers, say how it gets them."""
+    try:
+        return rule.call_wrapped(*args)
+    except (IndexError, TypeError) as error:
+        error.add_note(
+            "amp traces a function before it is differentiated, as jax.jit does, so rules of "
+            "derivatives are given no numbers: put amp around the gradient, amp(jax.grad(f))."
+        )
+        raise
 
 
 def _backward_avals(eqn: JaxprEqn, saved_avals: Sequence[Any]) -> list[Any]:
@@ -245,10 +255,8 @@ def _retyped(zero: Any, precision: Precision | None) -> Any:
 def _with_zeros(results: Sequence[Any], out_zeros: Sequence[bool]) -> list[Any]:
     """Return the results of a jvp jaxpr, with the tangents that it leaves out put back."""
     primals, tangents = results[: len(out_zeros)], iter(results[len(out_zeros) :])
-    return [
-        *primals,
-        *(
-            SymbolicZero(jax.typeof(primal).to_tangent_aval()) if zero else next(tangents)
-            for primal, zero in zip(primals, out_zeros, strict=True)
-        ),
+    along = [
+        SymbolicZero(jax.typeof(primal).to_tangent_aval()) if zero else next(tangents)
+        for primal, zero in zip(primals, out_zeros, strict=True)
     ]
+    return [*primals, *along]
