@@ -93,7 +93,7 @@ def _lowering(plan: Plan, name: str) -> Iterator[str]:
         return
     decisions = list(plan.decisions())
     products = [d for d in decisions if d.kind is OpKind.COMPUTE]
-    dots = [d for d in products if any(d.operands)]  # the others are narrow as written
+    dots = [d for d in products if d.operand]  # the others are narrow as written, or integers
     if dots and all(d.operand in _WIDE for d in dots):
         yield (
             f"{plan.policy} changes no matrix product of {name}: all stay in float32 "

@@ -28,6 +28,10 @@ def _highest(x, w):
     return jnp.dot(x, w, precision="highest")
 
 
+def _of_complex(x, w):
+    return jnp.abs(jax.lax.complex(x, x) @ jax.lax.complex(w, w))
+
+
 def _rules(*rules):
     return _BF16.with_rules(*(Rule(precision="f32", **rule) for rule in rules))
 
@@ -41,6 +45,7 @@ IDLE = {
     "fp8, a small dot": (_layer, "mxfp8", "not a multiple"),
     "fp8, no dot": (lambda x, w: jnp.sin(x) + w, "fp8_current", "no matrix product"),
     "explicit precision": (_highest, "mixed_bf16", "stay in float32 .*precision"),
+    "complex": (_of_complex, "mixed_bf16", "stay in float32 .*not float32: left as written"),
     "all kept": (_layer, _rules({"kind": "compute"}), "stay in float32 .*rule: kind="),
     "no product": (lambda x, w: jnp.sin(x) + w, "mixed_bf16", "nothing in .*no matrix product"),
 }
