@@ -156,8 +156,11 @@ class Environment:
             self._casts[key] = result
         return result
 
-    def read_unbarriered(self, atom: Any, precision: Precision | None) -> Any:
-        """Return a value in a precision, read from before its rounding barrier."""
+    def read_unbarriered(self, atom: Any, read: OperandRead) -> Any:
+        """Return an operand as an equation reads it, from before its rounding barrier."""
+        if read.copy is not None:  # of a value that may be made by a kernel that gives no other
+            return self.read_operand(atom, read)
+        precision = read.precision
         value = self.read(atom, precision)
         if precision is None or isinstance(atom, Literal) or _has(self._values[atom], precision):
             return value

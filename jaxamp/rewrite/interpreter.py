@@ -96,10 +96,7 @@ def _interpret_one(
 def _read_operands(eqn: JaxprEqn, plan: EquationPlan, env: Environment) -> list[Any]:
     """Read the operands of an equation, as decided."""
     if plan.hints.unbarriered:
-        return [
-            env.read_unbarriered(atom, read.precision)
-            for atom, read in zip(eqn.invars, plan.reads, strict=True)
-        ]
+        return list(map(env.read_unbarriered, eqn.invars, plan.reads))
     return list(map(env.read_operand, eqn.invars, plan.reads))
 
 

@@ -326,3 +326,15 @@ def test_a_rule_that_wants_numbers(kind: Callable[..., Any], make: Callable[...,
         with pytest.raises(TypeError) as found:
             gradient(x)
         assert "amp(jax.grad(f))" in "".join(found.value.__notes__)
+
+
+def test_a_gradient_that_is_factored() -> None:
+    """The product that makes it is float32, and reads the copy that the others read of a region."""
+    x, w, v = (jnp.asarray(Draw(n).normal(16, 16), jnp.float32) / 4 for n in "xwv")
+
+    def f(v: Any) -> Any:
+        grads = jax.grad(lambda v, w: jnp.mean((jnp.tanh(x @ w) @ v) ** 2), (0, 1))(v, w)
+        return jnp.linalg.svd(grads[0], compute_uv=False), grads
+
+    for got, exact in zip(jax.tree.leaves(amp(f)(v)), jax.tree.leaves(f(v)), strict=True):
+        np.testing.assert_allclose(got, exact, rtol=0, atol=2e-2 * float(jnp.abs(exact).max()))
