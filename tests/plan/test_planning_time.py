@@ -13,7 +13,7 @@ from jaxamp.plan import plan_program
 from tests.calls import entered
 
 X, W = jnp.ones((8, 64)), jnp.ones((64, 64))
-FEW, MANY = 6, 24
+FEW, MANY = 24, 96
 Loss = Callable[[Any, jax.Array], jax.Array]
 
 
@@ -31,13 +31,52 @@ def loops(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(x**2)
 
 
+def shared(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """A recurrence written out: its steps add up the gradients of one matrix."""
+    for _ in weights:
+        x = jnp.tanh(x @ weights[0])
+    return jnp.mean(x**2)
+
+
+def totals(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Squared differences of products, added up one after the other."""
+    return sum((jnp.mean((x @ w - jnp.sin(x) @ w) ** 2) for w in weights), jnp.zeros(()))
+
+
+def solver(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Conjugate gradients: what remains in each step is what the first has left, less products."""
+    rest = direction = x
+    for _ in weights:
+        made = direction @ weights[0]
+        rest = rest - jnp.sum(rest**2) / jnp.sum(direction * made) * made
+        direction = rest + 0.5 * direction
+    return jnp.mean(direction**2)
+
+
+def orbits(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Places that their differences move in each step."""
+    for _ in weights:
+        apart = x[:, None] - x
+        x = x - 0.01 * jnp.sum(apart / (jnp.sum(apart**2, -1, keepdims=True) + 0.1), 0)
+    return jnp.mean(x**2)
+
+
+def slopes(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Differences of all layers at two near places."""
+    near, total = (x + 0.01, x - 0.01), jnp.zeros(())
+    for w in weights:
+        one, other = near = jnp.tanh(near[0] @ w), jnp.tanh(near[1] @ w)
+        total += jnp.mean((one - other) ** 2)
+    return total
+
+
 def _calls(loss: Loss, count: int) -> float:
     """Calls of functions for each layer, to plan value and gradient of so many."""
     jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))([W] * count, X)
     return entered(lambda: plan_program(jaxpr, PrecisionPolicy.MIXED_BF16)) / count
 
 
-@pytest.mark.parametrize("loss", [layers, loops])
+@pytest.mark.parametrize("loss", [layers, loops, shared, totals, solver, orbits, slopes])
 def test_four_times_as_many_layers_take_four_times_as_long(loss: Loss):
     """A layer of many is planned in as many calls as one of few."""
     _calls(loss, FEW)  # what is imported and looked up once

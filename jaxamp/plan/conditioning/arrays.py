@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.graph.consumers import ADDS, SCALES, closure, find_summed, is_square
+from jaxamp.plan.graph.consumers import ADDS, SCALES, closure, find_summed, is_square, reached
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
@@ -179,15 +179,24 @@ class Arrays:
 
     def is_linear(self, value: int, arrays: Collection[int], sums: bool = False) -> bool:
         """Return whether products, solvers, and sums if so said, make a value of some arrays."""
-        first = min(arrays, default=value)
+        first = min((self._first_made[v] for v in arrays if v in self._first_made), default=value)
         tables = (self.linear, self.added, self.carried) if sums else (self.linear,)
 
         def read(value: int) -> Iterable[int]:
             # What is older than all of them is made of none, unless it changes in a loop.
             found = (v for table in tables for v in table.get(value, ()))
-            return [v for v in found if v >= first or (sums and v in self.carried)]
+            return [v for v in found if v >= first or v in arrays or (sums and v in self.carried)]
 
-        return not closure(read(value), read).isdisjoint(arrays)
+        return any(v in arrays for v in reached(read(value), read))
+
+    @functools.cached_property
+    def _first_made(self) -> dict[int, int]:
+        """Per array, the first one that is made of it."""
+        found: dict[int, int] = {}
+        made = (table.items() for table in (self.linear, self.added, self.carried))
+        for out, read in itertools.chain(*made):
+            found |= {v: min(out, found.get(v, out)) for v in read}
+        return found
 
     def sums(self) -> Iterator[Node]:
         """Yield the nodes that add up arrays."""

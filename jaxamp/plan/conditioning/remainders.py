@@ -23,12 +23,11 @@ from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.arrays import Arrays, both_ways, multiplies
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import SCALES, closure, descendants, is_square
+from jaxamp.plan.graph.consumers import SCALES, descendants, is_square, reached
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _NONE: frozenset[int] = frozenset()
 _ROUNDING = 2.0**-24
-_Moved = Mapping[int, tuple[int, Any]]
 _NEAR, _STEP, _SAME = 1 / 8, 1 / 32, 1e-5  # how far places of a slope are apart, or the same
 _SOLVERS = ("custom_linear_solve", "linear_solve", "triangular_solve")
 
@@ -62,9 +61,9 @@ def find_remainders(
         else:
             found.update((node, node.ins) for node in _alike(arrays, known, one, other))
     found.update((node, node.ins) for node in _orthogonal(arrays, known))
-    moved = _moved(arrays, known)
-    for pair in arrays.differences if moved else ():
-        found.update(dict.fromkeys(_made_alike(arrays, moved, pair), ()))
+    slopes = _Slopes(arrays, known)
+    for pair in arrays.differences:
+        found.update(dict.fromkeys(slopes.products(pair), ()))
     return {node: found[node] for node in products if node in found}
 
 
@@ -115,7 +114,42 @@ def _alike(arrays: Arrays, known: KnownValues, one: int, other: int) -> Sequence
     return nodes if is_alike else ()
 
 
-def _moved(arrays: Arrays, known: KnownValues) -> _Moved:
+_Pair = tuple[int, int]
+
+
+class _Slopes:
+    """Pairs of arrays that are made alike of near places, as those of which a slope is made."""
+
+    def __init__(self, arrays: Arrays, known: KnownValues) -> None:
+        self._arrays, self._moved = arrays, _moved(arrays, known)
+        self._alike: dict[_Pair, bool] = {}  # what was found of pairs: steps of a loop share them
+
+    def products(self, pair: _Pair) -> Sequence[Node]:
+        """Return the products that make two arrays, if these are such a pair."""
+        arrays, made, apart = self._arrays, list[Node](), list[_Pair]()
+        graph, read_by, pending = arrays.graph, dict[_Pair, Sequence[_Pair]]({pair: ()}), [pair]
+        for values in pending if self._moved else ():
+            places = (arrays.origins[v] for v in values)
+            (one, how), (other, by) = (self._moved.get(v, (v, None)) for v in places)
+            if how != by or self._alike.get(values):
+                apart.append(values)
+            if one == other or graph.constants.get(one, 0) == graph.constants.get(other):
+                continue
+            nodes = [arrays.makers[v] for v in (one, other) if v in arrays.makers]
+            is_alike = len(nodes) == 2 and nodes[0].name == nodes[1].name
+            if values not in self._alike and is_alike:
+                made += filter(multiplies, nodes)
+                new = {*zip(nodes[0].ins, nodes[1].ins, strict=False)} - read_by.keys()
+                read_by |= {pair: [values] for pair in new}
+                pending += new
+            elif not self._alike.get(values):
+                self._alike |= dict.fromkeys(reached([values], read_by.__getitem__), False)
+                return ()
+        self._alike |= dict.fromkeys(reached(apart, read_by.__getitem__), True)
+        return made if apart else ()
+
+
+def _moved(arrays: Arrays, known: KnownValues) -> Mapping[int, tuple[int, Any]]:
     """Return the sums in which a small known number, or a multiple, moves an array: it, and how."""
     graph, origins, found = arrays.graph, arrays.origins, dict[int, tuple[int, Any]]()
     for node in arrays.sums():
@@ -135,28 +169,8 @@ def _is_step_along(arrays: Arrays, by: int) -> bool:
     scales |= {v for s in scales if s in makers and makers[s].name in SCALES for v in makers[s].ins}
     if not any(_SAME < abs(arrays.graph.constants.get(v, 0)) < _STEP for v in scales):
         return False
-    terms = closure([arrays.origins[by]], lambda v: arrays.added.get(v, ()))
-    return arrays.linear.keys().isdisjoint(terms)
-
-
-def _made_alike(arrays: Arrays, moved: _Moved, pair: tuple[int, int]) -> Sequence[Node]:
-    """Return the products of two arrays that are made alike of near places, if they are."""
-    graph, made, are_apart = arrays.graph, list[Node](), False
-    seen, pending = {pair}, [pair]
-    for values in pending:
-        places = (arrays.origins[v] for v in values)
-        (one, how), (other, by) = (moved.get(v, (v, None)) for v in places)
-        are_apart |= how != by
-        if one == other or graph.constants.get(one, 0) == graph.constants.get(other):
-            continue
-        nodes = [arrays.makers[v] for v in (one, other) if v in arrays.makers]
-        if len(nodes) < 2 or nodes[0].name != nodes[1].name:
-            return ()
-        made += filter(multiplies, nodes)
-        new = {*zip(nodes[0].ins, nodes[1].ins, strict=False)} - seen
-        seen |= new
-        pending += new
-    return made if are_apart else ()
+    terms = reached([arrays.origins[by]], lambda v: arrays.added.get(v, ()))
+    return not any(v in arrays.linear for v in terms)
 
 
 def _are_of_one(arrays: Arrays, one: int, other: int) -> bool:

@@ -8,6 +8,7 @@ and a matrix: `aᵀPa + bᵀPb - 2 aᵀPb`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
@@ -151,20 +152,30 @@ class Squares:
         joined = self.arrays.makers.get(self.graph.origin(node.ins[0]))
         return joined.ins if joined and joined.role is Role.MERGE else ()
 
-    def _with(self, value: int, pairs: list[frozenset[int]]) -> list[Node]:
+    def _with(self, value: int, pairs: list[frozenset[int]]) -> Collection[Node]:
         """Return the products in a sum that multiply the arrays of a pair."""
-        makers = [self.arrays.makers.get(v) for v in closure([value], self._terms)]
-        products = dict.fromkeys(n for n in makers if n and multiplies(n))
-        return [n for n in products if any(self._multiplies(n, pair) for pair in pairs)]
+        found = {n for pair in pairs for n in self._products_of(pair) if n.outs[0] <= value}
+        # Few sums have squares of what any product multiplies; others are not gone through.
+        terms = closure([value], self._terms) if found else ()
+        return dict.fromkeys(n for v in terms if (n := self.arrays.makers.get(v)) in found)
 
-    def _multiplies(self, node: Node, pair: frozenset[int]) -> bool:
-        """Return whether a product multiplies the arrays of a pair."""
-        read = node.ins[:2]
-        arrays = {self.origins[v] for v in read}
-        factors = (p.arrays for p in self._of(*read) if not p.summed)
-        powers = (n for v in arrays if (n := self.arrays.makers.get(v)) and _is_power(n))
-        factors = itertools.chain(factors, map(self.arrays.read, powers))
-        return pair <= arrays.union(*factors, *map(self._factors, read))
+    def _products_of(self, pair: frozenset[int]) -> set[Node]:
+        """Return the products that multiply the arrays of a pair."""
+        return set.intersection(*(self._products.get(array, set()) for array in pair))
+
+    @functools.cached_property
+    def _products(self) -> dict[int, set[Node]]:
+        """Per array, the products that multiply it, or what has its powers."""
+        found: dict[int, set[Node]] = {}
+        for node in filter(multiplies, self.graph.nodes):
+            read = node.ins[:2]
+            arrays = {self.origins[v] for v in read}
+            factors = (p.arrays for p in self._of(*read) if not p.summed)
+            powers = (n for v in arrays if (n := self.arrays.makers.get(v)) and _is_power(n))
+            factors = itertools.chain(factors, map(self.arrays.read, powers))
+            for array in arrays.union(*factors, *map(self._factors, read)):
+                found.setdefault(array, set()).add(node)
+        return found
 
     def _terms(self, value: int) -> Sequence[int]:
         """Return what a value is a sum or a multiple of, unless it is a product."""

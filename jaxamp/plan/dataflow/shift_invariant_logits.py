@@ -11,11 +11,25 @@ from __future__ import annotations
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.consumers import closure
 from jaxamp.plan.graph.graph import Graph, Node, is_smaller
+from jaxamp.plan.graph.sweeps import backward, mark, union
 
 
 def outweighs_operands(graph: Graph, node: Node) -> bool:
     """Return whether a contraction's result is known to be larger than its operands together."""
     return is_smaller(sum(graph.sizes[v] for v in node.ins), graph.sizes[node.outs[0]])
+
+
+def _maps(node: Node) -> bool:
+    return node.is_elementwise and node.trait is not Trait.SENSITIVE
+
+
+def find_compared(graph: Graph) -> bytearray:
+    """Return per value whether an extremum is taken of it, as it is mapped elementwise."""
+    found = bytearray(len(graph.avals))
+    for node in backward(graph, found):
+        if node.trait is Trait.EXTREMUM or (_maps(node) and union(found, node.outs)):
+            mark(found, node.ins, 1)
+    return found
 
 
 def is_shift_invariant(graph: Graph, value: int) -> bool:
@@ -24,11 +38,8 @@ def is_shift_invariant(graph: Graph, value: int) -> bool:
     Before, it may be moved, scaled, masked or mapped elementwise.
     """
 
-    def maps(node: Node) -> bool:
-        return node.is_elementwise and node.trait is not Trait.SENSITIVE
-
     def made(value: int) -> list[int]:
-        reading = (n for n in graph.readers[value] if maps(n) or n.trait is Trait.EXTREMUM)
+        reading = (n for n in graph.readers[value] if _maps(n) or n.trait is Trait.EXTREMUM)
         return [out for n in reading for out in n.outs]
 
     rows, extremes = {value}, set[int]()  # the value as it is mapped elementwise; its extremes
@@ -40,7 +51,7 @@ def is_shift_invariant(graph: Graph, value: int) -> bool:
             shifted = True
         elif node.trait is Trait.EXTREMUM and (reads_rows or reads_extremes):
             extremes.update(node.outs)
-        elif maps(node) and (reads_rows or reads_extremes):
+        elif _maps(node) and (reads_rows or reads_extremes):
             (rows if reads_rows else extremes).update(node.outs)
         elif reads_rows:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, KeysView
+from collections.abc import Callable, Hashable, Iterable, Iterator, KeysView
 from typing import TypeVar
 
 from jaxamp.core.taxonomy import Trait
@@ -16,15 +16,20 @@ _NONE: frozenset[int] = frozenset()
 _T = TypeVar("_T", bound=Hashable)
 
 
-def closure(start: Iterable[_T], leads: Callable[[_T], Iterable[_T]]) -> KeysView[_T]:
-    """Return some values, or others, and all to which these lead, nearest first."""
+def reached(start: Iterable[_T], leads: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
+    """Yield some values, or others, and all to which these lead, nearest first."""
     found = dict.fromkeys(start)
     pending = list(found)
     for value in pending:
+        yield value
         new = dict.fromkeys([v for v in leads(value) if v not in found])
         found |= new
         pending += new
-    return found.keys()
+
+
+def closure(start: Iterable[_T], leads: Callable[[_T], Iterable[_T]]) -> KeysView[_T]:
+    """Return what is `reached`."""
+    return dict.fromkeys(reached(start, leads)).keys()
 
 
 def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> KeysView[int]:

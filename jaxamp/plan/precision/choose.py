@@ -38,7 +38,11 @@ from jaxamp.plan.dataflow.regions import (
     find_relu_tangents,
     is_pooling_gradient,
 )
-from jaxamp.plan.dataflow.shift_invariant_logits import is_shift_invariant, outweighs_operands
+from jaxamp.plan.dataflow.shift_invariant_logits import (
+    find_compared,
+    is_shift_invariant,
+    outweighs_operands,
+)
 from jaxamp.plan.dataflow.uses import REACHES, find_returned, is_state_update
 from jaxamp.plan.graph.consumers import descendants, find_drawn, is_movement
 from jaxamp.plan.graph.graph import Link, Node, Role
@@ -263,7 +267,12 @@ class Chooser:
         if self._may_overflow(low):
             return False  # logits in f32
         graph, out = self.graph, node.outs[0]
-        return outweighs_operands(graph, node) and is_shift_invariant(graph, out)
+        is_large = outweighs_operands(graph, node)
+        return is_large and bool(self._compared[out]) and is_shift_invariant(graph, out)
+
+    @functools.cached_property
+    def _compared(self) -> bytearray:
+        return find_compared(self.graph)
 
     def _feeds_only_sensitive(self, value: int) -> bool:
         readers = self.graph.readers[value]
