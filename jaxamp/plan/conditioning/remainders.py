@@ -152,25 +152,24 @@ class _Slopes:
 def _moved(arrays: Arrays, known: KnownValues) -> Mapping[int, tuple[int, Any]]:
     """Return the sums in which a small known number, or a multiple, moves an array: it, and how."""
     graph, origins, found = arrays.graph, arrays.origins, dict[int, tuple[int, Any]]()
+    layers = {*arrays.linear}
+    layers.update(out for out, read in arrays.added.items() if not layers.isdisjoint(read))
     for node in arrays.sums():
         for value, by in (node.ins[0], node.ins[-1]), (node.ins[-1], node.ins[0]):
             is_small = _SAME < magnitude(graph.ranges[by]).high < _NEAR
             if is_small and (by in graph.constants or known.has(by) or known.has(origins[by])):
                 how = node.name, graph.constants.get(by, origins[by])
                 found[node.outs[0]] = origins[value], how
-            elif _is_step_along(arrays, by):
+            elif origins[by] not in layers and _is_step(arrays, by):  # of a layer, it is a solver's
                 found[node.outs[0]] = origins[value], (node.name, by)
     return found
 
 
-def _is_step_along(arrays: Arrays, by: int) -> bool:
-    """Return whether a small number multiplies a direction; none that a layer made: a solver's."""
+def _is_step(arrays: Arrays, by: int) -> bool:
+    """Return whether a small known number multiplies a direction."""
     makers, scales = arrays.makers, arrays.scales(by)
     scales |= {v for s in scales if s in makers and makers[s].name in SCALES for v in makers[s].ins}
-    if not any(_SAME < abs(arrays.graph.constants.get(v, 0)) < _STEP for v in scales):
-        return False
-    terms = reached([arrays.origins[by]], lambda v: arrays.added.get(v, ()))
-    return not any(v in arrays.linear for v in terms)
+    return any(_SAME < abs(arrays.graph.constants.get(v, 0)) < _STEP for v in scales)
 
 
 def _are_of_one(arrays: Arrays, one: int, other: int) -> bool:

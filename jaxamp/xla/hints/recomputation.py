@@ -6,6 +6,7 @@ stores, and recomputes the float32 insides from them, in the kernel that needs t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence, Set
 
@@ -61,16 +62,17 @@ class Recomputation:
     def _end_chains(self) -> None:
         """Read from memory what would be recomputed from values of many kernels before.
 
-        Each of the groups along a written-out recurrence would recompute all of it.
+        Each of the groups along a written-out recurrence would recompute all of it. One kernel
+        computes sums of rows one after another, but no more of them than there would be kernels.
         """
-        levels, chain = self._groups.levels, dict[int, int]()  # groups back to memory
+        levels, steps = self._groups.levels, dict[int, int]()  # since the last value in memory
         for node in self.graph.nodes if self.recomputed else ():
             for value in filter(self.recomputed.__contains__, node.outs):
-                further = [chain[v] + (levels[v] < levels[value]) for v in node.ins if v in chain]
-                chain[value] = max(further, default=0)
-                if chain[value] > _LONGEST_CHAIN:
+                before = [steps[v] + (levels[v] < levels[value]) for v in node.ins if v in steps]
+                steps[value] = max(before, default=0) + (node.role is Role.REDUCE)
+                parts = {steps[v] // _LONGEST_CHAIN for v in node.ins if v in self.recomputed}
+                if min(parts, default=math.inf) < steps[value] // _LONGEST_CHAIN:
                     self.recomputed.remove(value)
-                    del chain[value]
 
     def _enter_site(self, site: Node | Nest) -> None:
         nodes = nodes_of(site)
@@ -183,8 +185,8 @@ XLA:GPU fuses no more than 96 operands and results: `MaxOperandsAndOutputsPerFus
 `xla/service/gpu/gpu_fusible.h`.
 """
 
-_LONGEST_CHAIN = 8
-"""Groups that one group recomputes for a value, one after the other.
+_LONGEST_CHAIN = 9
+"""Groups and sums of rows that one group recomputes for a value, one after the other.
 
 A bound against square growth: 131 programs of the tests' corpora and models, forward and gradient
 in bfloat16, have at most 4 (JAX 0.10.2, 27 November 2026).
