@@ -135,20 +135,32 @@ def large() -> Any:
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
 
-def windows(steps: int) -> int:
-    """Count the equations of a gradient through windows that lose a column and gain one."""
-
-    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
-        for _ in range(steps):
-            x = jnp.concatenate([x[:, 1:], jnp.tanh(x @ w)[:, :1]], axis=1)
-        return x.sum()
-
-    ones = jnp.ones((8, 8))
-    return len(list(equations(jax.make_jaxpr(amp(jax.grad(loss), POLICY))(ones, ones).jaxpr)))
+def windows(x: jax.Array, w: jax.Array, steps: int) -> jax.Array:
+    """Windows that lose a column and gain one."""
+    for _ in range(steps):
+        x = jnp.concatenate([x[:, 1:], jnp.tanh(x @ w)[:, :1]], axis=1)
+    return x.sum()
 
 
-def test_a_recurrence_that_is_written_out_is_recomputed_in_part() -> None:
-    few, twice, four_times = map(windows, (16, 32, 64))
+def reflections(x: jax.Array, w: jax.Array, steps: int) -> jax.Array:
+    """Rows that are reflected, each time by a sum over them."""
+    for i in range(steps):
+        v = w[i % len(w)]
+        x = x - 2 * (x @ v)[:, None] * v / (v @ v)
+    return (x @ w).mean()
+
+
+@pytest.mark.parametrize("written_out", [windows, reflections])
+def test_a_recurrence_that_is_written_out_is_recomputed_in_part(
+    written_out: Callable[..., jax.Array],
+) -> None:
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 256), (256, 256))]
+
+    def size(steps: int) -> int:
+        gradient = amp(jax.grad(lambda x, w: written_out(x, w, steps), (0, 1)), POLICY)
+        return len(list(equations(jax.make_jaxpr(gradient)(*args).jaxpr)))
+
+    few, twice, four_times = map(size, (32, 64, 128))
     assert four_times - twice < 2.2 * (twice - few)
 
 
