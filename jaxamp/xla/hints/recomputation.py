@@ -65,14 +65,18 @@ class Recomputation:
         Each of the groups along a written-out recurrence would recompute all of it. One kernel
         computes sums of rows one after another, but no more of them than there would be kernels.
         """
-        levels, steps = self._groups.levels, dict[int, int]()  # since the last value in memory
+        levels, chain, sums = self._groups.levels, dict[int, int](), dict[int, int]()
         for node in self.graph.nodes if self.recomputed else ():
             for value in filter(self.recomputed.__contains__, node.outs):
-                before = [steps[v] + (levels[v] < levels[value]) for v in node.ins if v in steps]
-                steps[value] = max(before, default=0) + (node.role is Role.REDUCE)
-                parts = {steps[v] // _LONGEST_CHAIN for v in node.ins if v in self.recomputed}
-                if min(parts, default=math.inf) < steps[value] // _LONGEST_CHAIN:
+                further = [chain[v] + (levels[v] < levels[value]) for v in node.ins if v in chain]
+                chain[value] = max(further, default=0)  # groups back to memory
+                before = max([sums[v] for v in node.ins if v in sums], default=0)
+                sums[value] = before + (node.role is Role.REDUCE)  # whether they are stored or not
+                parts = [sums[v] // _LONGEST_CHAIN for v in node.ins if v in self.recomputed]
+                is_far = min(parts, default=math.inf) < sums[value] // _LONGEST_CHAIN
+                if is_far or chain[value] > _LONGEST_CHAIN:
                     self.recomputed.remove(value)
+                    del chain[value]
 
     def _enter_site(self, site: Node | Nest) -> None:
         nodes = nodes_of(site)
@@ -185,7 +189,7 @@ XLA:GPU fuses no more than 96 operands and results: `MaxOperandsAndOutputsPerFus
 `xla/service/gpu/gpu_fusible.h`.
 """
 
-_LONGEST_CHAIN = 9
+_LONGEST_CHAIN = 8
 """Groups and sums of rows that one group recomputes for a value, one after the other.
 
 A bound against square growth: 131 programs of the tests' corpora and models, forward and gradient
