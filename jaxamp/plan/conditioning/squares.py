@@ -81,12 +81,11 @@ class Squares:
 
     def _multiplied(self, node: Node) -> Pairs:
         read = node.ins[:2]
-        are_sums = all(self.arrays.is_sum[v] for v in read)
-        is_summed = are_sums or free_axes(self.graph, node) == 0
+        is_summed = free_axes(self.graph, node) == 0
         # A Gram matrix that multiplies something is a matrix like others.
         factors = [v for v in read if not self.arrays.product(v)]
         found = _summed(p for p in self._of(*factors) if not p.summed)
-        if are_sums or len({self.arrays.whole[v] for v in read}) == 1:
+        if len({self.arrays.whole[v] for v in read}) == 1:
             found |= {Pair(frozenset(self.origins[v] for v in read), is_summed)}
         return found | self._form(node, is_summed)
 
@@ -99,10 +98,8 @@ class Squares:
             found = frozenset(p for p in found if all_sums or not p.summed or p in main)
         if node.name == "div":
             return found
-        are_sums = [bool(self.arrays.is_sum[v]) for v in node.ins]
-        is_own = len({self.arrays.whole[v] for v in node.ins}) == 1
-        if is_own or all(are_sums):
-            found |= {Pair(frozenset(self.arrays.read(node)), any(are_sums))}
+        if len({self.arrays.whole[v] for v in node.ins}) == 1:
+            found |= {Pair(frozenset(self.arrays.read(node)), summed=False)}
         return found
 
     def _of(self, *values: int | None) -> Pairs:
@@ -198,20 +195,23 @@ class Squares:
 
     def _moment(self, sums: list[Node], product: Node) -> Iterator[Node]:
         """Yield the products of a moment, of what makes its first term and of its second."""
-        added = self.arrays.added
-        for power in filter(_is_power, sums):
-            of = closure(self.arrays.read(power), lambda v: added.get(v, ()))
-            means = [self._made_by(v, of) for v in product.ins[:2]]
-            if all(any(self._is_mean(n, power, of) for n in mean) for mean in means):
-                made = itertools.chain(sums, *means)
-                yield from (n for n in made if n.role is Role.CONTRACT)
+        added, read, ends = self.arrays.added, self.arrays.read, product.ins[:2]
+        for power in (n for n in sums if _is_power(n) or multiplies(n)):
+            of = closure(read(power), lambda v: added.get(v, ()))
+            means = [self._made_by(v, of) for v in ends]
+            averaged = read(product).union(*map(read, itertools.chain(*means)))
+            if (_is_power(power) or read(power) <= averaged) and all(
+                (self.arrays.is_sum[v] and self.origins[v] in of)
+                or any(self._is_mean(n, power, of) for n in mean)
+                for v, mean in zip(ends, means, strict=False)
+            ):
+                yield from filter(multiplies, itertools.chain(sums, [product], *means))
 
     def _is_mean(self, node: Node, power: Node, of: Set[int]) -> bool:
         """Return whether a node reads what a power multiplies; another power, nothing but that."""
         read = self.arrays.read(node)
-        if _is_power(node):
-            return node is not power and read <= of
-        return not read.isdisjoint(of)
+        is_read = read <= of if _is_power(node) else not read.isdisjoint(of)
+        return node is not power and is_read
 
     def _made_by(self, value: int, of: Collection[int] = ()) -> list[Node]:
         """Return what makes an array, and the arrays whose products and sums it is, after some."""

@@ -351,6 +351,20 @@ def centred_covariance(x: Array) -> Array:
     return (c[:, :, None] * c[:, None, :]).mean(0)
 
 
+def cross_covariance(x: Array, y: Array) -> Array:
+    return x.T @ y / len(x) - jnp.outer(x.mean(0), y.mean(0))
+
+
+def direct_cross_covariance(x: Array, y: Array) -> Array:
+    return ((x - x.mean(0))[:, :, None] * (y - y.mean(0))[:, None, :]).mean(0)
+
+
+def covariance_of_layer(x: Array, w: Array) -> Array:
+    """Of a layer that is called once for each moment."""
+    mean = (x @ w).mean(0)
+    return (x @ w).T @ (x @ w) / len(x) - jnp.outer(mean, mean)
+
+
 def weighted_covariance(w: Array, x: Array) -> Array:
     mean = w @ x
     return jnp.einsum("n,ni,nj->ij", w, x, x) - jnp.outer(mean, mean)
@@ -1241,6 +1255,10 @@ def _cases() -> dict[str, Case]:
     )
     for spelt in (covariance, covariance_of_products, covariance_of_sums):
         cases[spelt.__name__] = Case(spelt, centred_covariance, (X,))
+    cases["cross covariance"] = Case(cross_covariance, direct_cross_covariance, (X, X[::-1]))
+    cases["covariance of layer"] = Case(
+        covariance_of_layer, lambda x, w: centred_covariance(x @ w), (X, W)
+    )
     weights = _AFFINITY / _AFFINITY.sum(1, keepdims=True)
     cases["weighted covariance"] = Case(
         weighted_covariance, direct_weighted_covariance, (weights[0], X)

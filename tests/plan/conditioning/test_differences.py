@@ -21,7 +21,7 @@ from tests.plan.conditioning.differences import CASES, NARROW, W, X, Y, powers, 
 ORDERS = ("amp", "amp(grad)", "grad(amp)")
 TIMES = 3
 """An error may be so many times that of float32, or of the program that multiplies elementwise."""
-MADE_BY_PRODUCTS = ("use k_means", "weighted covariance")
+MADE_BY_PRODUCTS = ("use k_means",)
 """Products make what is subtracted, and products with that cancel: two reasons."""
 ELSE = ("reads the result of a matrix factorization", "a product with equal numbers is a sum")
 """Why they are float32 in any case, whatever they cancel."""
