@@ -70,13 +70,22 @@ def slopes(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     return total
 
 
+def fading(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """A sum of an array that is scaled in each step."""
+    total = x @ weights[0]
+    for _ in weights:
+        x = 0.99 * x
+        total = total + x
+    return jnp.mean(total**2)
+
+
 def _calls(loss: Loss, count: int) -> float:
     """Calls of functions for each layer, to plan value and gradient of so many."""
     jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))([W] * count, X)
     return entered(lambda: plan_program(jaxpr, PrecisionPolicy.MIXED_BF16)) / count
 
 
-@pytest.mark.parametrize("loss", [layers, loops, shared, totals, solver, orbits, slopes])
+@pytest.mark.parametrize("loss", [layers, loops, shared, totals, solver, orbits, slopes, fading])
 def test_four_times_as_many_layers_take_four_times_as_long(loss: Loss):
     """A layer of many is planned in as many calls as one of few."""
     _calls(loss, FEW)  # what is imported and looked up once

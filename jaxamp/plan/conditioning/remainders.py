@@ -127,24 +127,24 @@ class _Slopes:
     def products(self, pair: _Pair) -> Sequence[Node]:
         """Return the products that make two arrays, if these are such a pair."""
         arrays, made, apart = self._arrays, list[Node](), list[_Pair]()
-        graph, read_by, pending = arrays.graph, dict[_Pair, Sequence[_Pair]]({pair: ()}), [pair]
+        constants, pending = arrays.graph.constants, [pair]
+        read_by: dict[_Pair, Sequence[_Pair]] = {pair: ()}
         for values in pending if self._moved else ():
+            is_alike = self._alike.get(values)
             places = (arrays.origins[v] for v in values)
             (one, how), (other, by) = (self._moved.get(v, (v, None)) for v in places)
-            if how != by or self._alike.get(values):
+            if how != by or is_alike:
                 apart.append(values)
-            if one == other or graph.constants.get(one, 0) == graph.constants.get(other):
+            if is_alike or one == other or constants.get(one, 0) == constants.get(other):
                 continue
             nodes = [arrays.makers[v] for v in (one, other) if v in arrays.makers]
-            is_alike = len(nodes) == 2 and nodes[0].name == nodes[1].name
-            if values not in self._alike and is_alike:
-                made += filter(multiplies, nodes)
-                new = {*zip(nodes[0].ins, nodes[1].ins, strict=False)} - read_by.keys()
-                read_by |= {pair: [values] for pair in new}
-                pending += new
-            elif not self._alike.get(values):
+            if is_alike is False or len(nodes) < 2 or nodes[0].name != nodes[1].name:
                 self._alike |= dict.fromkeys(reached([values], read_by.__getitem__), False)
                 return ()
+            made += filter(multiplies, nodes)
+            new = {*zip(nodes[0].ins, nodes[1].ins, strict=False)} - read_by.keys()
+            read_by |= {pair: [values] for pair in new}
+            pending += new
         self._alike |= dict.fromkeys(reached(apart, read_by.__getitem__), True)
         return made if apart else ()
 
@@ -154,22 +154,30 @@ def _moved(arrays: Arrays, known: KnownValues) -> Mapping[int, tuple[int, Any]]:
     graph, origins, found = arrays.graph, arrays.origins, dict[int, tuple[int, Any]]()
     layers = {*arrays.linear}
     layers.update(out for out, read in arrays.added.items() if not layers.isdisjoint(read))
+    steps = _find_steps(arrays)
     for node in arrays.sums():
         for value, by in (node.ins[0], node.ins[-1]), (node.ins[-1], node.ins[0]):
             is_small = _SAME < magnitude(graph.ranges[by]).high < _NEAR
             if is_small and (by in graph.constants or known.has(by) or known.has(origins[by])):
                 how = node.name, graph.constants.get(by, origins[by])
                 found[node.outs[0]] = origins[value], how
-            elif origins[by] not in layers and _is_step(arrays, by):  # of a layer, it is a solver's
+            elif by in steps and origins[by] not in layers:  # of a layer, it is a solver's
                 found[node.outs[0]] = origins[value], (node.name, by)
     return found
 
 
-def _is_step(arrays: Arrays, by: int) -> bool:
-    """Return whether a small known number multiplies a direction."""
-    makers, scales = arrays.makers, arrays.scales(by)
-    scales |= {v for s in scales if s in makers and makers[s].name in SCALES for v in makers[s].ins}
-    return any(_SAME < abs(arrays.graph.constants.get(v, 0)) < _STEP for v in scales)
+def _find_steps(arrays: Arrays) -> set[int]:
+    """Return the multiples of arrays by a small known number, whatever divides that, as a norm."""
+    found, makers = set[int](), arrays.makers
+    small = {v for v, number in arrays.graph.constants.items() if _SAME < abs(number) < _STEP}
+    for value, origin in enumerate(arrays.origins) if small else ():
+        if value != origin:
+            node, source = next(arrays.path(value))
+            by = [arrays.origins[v] for v in node.ins if v != source and node.name in SCALES]
+            by += [v for s in by if s in makers and makers[s].name in SCALES for v in makers[s].ins]
+            if source in found or not small.isdisjoint(by):
+                found.add(value)
+    return found
 
 
 def _are_of_one(arrays: Arrays, one: int, other: int) -> bool:
