@@ -196,11 +196,15 @@ class Squares:
     def _moment(self, sums: list[Node], product: Node) -> Iterator[Node]:
         """Yield the products of a moment, of what makes its first term and of its second."""
         added, read, ends = self.arrays.added, self.arrays.read, product.ins[:2]
+        summed = {self.origins[v] for v in ends if self.arrays.is_sum[v]}
         for power in (n for n in sums if _is_power(n) or multiplies(n)):
             of = closure(read(power), lambda v: added.get(v, ()))
             means = [self._made_by(v, of) for v in ends]
-            averaged = read(product).union(*map(read, itertools.chain(*means)))
-            if (_is_power(power) or read(power) <= averaged) and all(
+            averaged = {self.arrays.whole[v] for n in itertools.chain(*means) for v in n.ins}
+            has_all = all(
+                self.origins[v] in summed or self.arrays.whole[v] in averaged for v in power.ins
+            )
+            if (_is_power(power) or has_all) and all(
                 (self.arrays.is_sum[v] and self.origins[v] in of)
                 or any(self._is_mean(n, power, of) for n in mean)
                 for v, mean in zip(ends, means, strict=False)

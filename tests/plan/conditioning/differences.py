@@ -1122,6 +1122,12 @@ def polynomial(x: Array, w: Array) -> Array:
     return x**2 + x @ w + (x @ w) * x
 
 
+def bilinear(x: Array, w: Array) -> Array:
+    """A layer less the square of another, with their weights in one array: no moment."""
+    one, other = jnp.split(w, 2, -1)
+    return x @ one - (x @ other) ** 2
+
+
 def pooled(x: Array, w: Array) -> Array:
     return jnp.tanh(x @ w + x.mean(0) @ w.T) @ w
 
@@ -1226,7 +1232,7 @@ NARROW: dict[str, Case] = {
                 *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
                 *(tied_layers, linear_residual, off_diagonal, masked_projection),
                 *(stream_of_norms, stream_of_products, divergence, reflected, antisymmetric),
-                *(no_slope, twins),
+                *(no_slope, twins, bilinear),
             )
         ),
     )
