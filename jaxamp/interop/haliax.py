@@ -14,7 +14,6 @@ from typing import Any
 import haliax
 from jax.sharding import Mesh
 
-from jaxamp.interop.jmp import to_jmp
 from jaxamp.policy.context import current_policy, policy_scope
 from jaxamp.policy.policy import PrecisionPolicy
 
@@ -26,8 +25,6 @@ def resource_env(
     mesh: Mesh | None = None,
 ) -> Iterator[PrecisionPolicy]:
     """Enter Haliax's axis mapping and mesh with a policy, for a ``with`` block or a function.
-
-    A haliax that has a ``resource_env`` of its own gets the policy too, as jmp has it.
 
     Args:
       axis_mapping: named axes to axes of the mesh; left out, the mapping in force.
@@ -53,9 +50,6 @@ def resource_env(
     parsed = current_policy() if policy is None else PrecisionPolicy.parse(policy)
     with ExitStack() as stack:
         stack.enter_context(policy_scope(parsed))
-        own = getattr(haliax, "resource_env", None)
-        if own is not None:
-            stack.enter_context(own(axis_mapping=axis_mapping, mp=to_jmp(parsed), mesh=mesh))
         if mesh is not None:
             stack.enter_context(haliax.partitioning.set_mesh(mesh))
         if axis_mapping is not None:

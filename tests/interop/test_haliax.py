@@ -1,7 +1,5 @@
 """A haliax model under amp, and under haliax's own resources, from one policy."""
 
-import contextlib
-
 import equinox as eqx
 import haliax as hax
 import jax
@@ -98,18 +96,3 @@ def test_amp_in_what_haliax_itself_puts_in_force(jitted):
     assert low.embedding.weight.dtype == jnp.bfloat16
     assert low.embedding.weight.array.sharding == sharded.embedding.weight.array.sharding
     assert 0 < distance(amped, loss) < 0.003
-
-
-def test_a_haliax_that_has_a_resource_env_gets_the_policy(monkeypatch):
-    """The environment of haliax's development branch is entered with jmp's form of the policy."""
-    seen = {}
-
-    @contextlib.contextmanager
-    def theirs(**resources):
-        seen.update(resources)
-        yield
-
-    monkeypatch.setattr(hax, "resource_env", theirs, raising=False)
-    with resource_env({"batch": "data"}, "auto_mixed_bf16"):
-        assert str(seen["mp"]) == "p=full,c=bf16,o=full"
-        assert seen["axis_mapping"] == {"batch": "data"}
