@@ -24,7 +24,7 @@ class Value(NamedTuple):
 
 
 class Interpreter:
-    """An interpreter of blocks, with a state that passes from one equation to the next.
+    """The run of one block, with a state that passes from one equation to the next.
 
     Without a context for the rewrite nothing runs as it is planned, and there are no shadows.
     """
@@ -32,7 +32,7 @@ class Interpreter:
     context: Any = None
 
     def run(self, block: Block, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
-        """Run a block on its inputs."""
+        """Run a block inside of this one on its inputs."""
         raise NotImplementedError
 
     def enter(self, site: Site, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:

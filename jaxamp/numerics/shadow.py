@@ -29,61 +29,52 @@ def run_beside(plan: Plan, *args: Any) -> tuple[list[Any], Ledger]:
     """Run a program as planned beside the original; return its results and the table."""
     block = blocks_of(plan)
     ledger = Ledger.empty(sum(1 for _ in block.walk()))
-    shadowing = Shadowing(RewriteContext(plan.policy, plan.repeated))
-    outs, ledger = shadowing.run(block, list(map(Value, args)), ledger)
+    shadowing = Shadowing(RewriteContext(plan.policy, plan.repeated), block, ledger)
+    outs, ledger = shadowing.of(list(map(Value, args)))
     return [value.low for value in outs], ledger
 
 
 class Shadowing(Interpreter):
-    """An interpreter of blocks in the planned precision and, where that is lower, the original.
+    """The run of a block in the planned precision and, where that is lower, the original.
 
     Its state is the table of statistics.
     """
 
-    def __init__(self, context: RewriteContext) -> None:
-        self.context = context
-
-    def run(
-        self, block: Block, values: Sequence[Value], state: Ledger
-    ) -> tuple[list[Value], Ledger]:
-        """Run a block on its inputs."""
-        run = _Run(self, block, state)
-        run.enter(block.jaxpr.constvars, list(map(Value, block.consts)))
-        run.enter(block.jaxpr.invars, values)
-        run_sites(block, run.equation)
-        return run.results()
-
-
-class _Run:
-    """The run of one block."""
-
-    def __init__(self, owner: Shadowing, block: Block, ledger: Ledger) -> None:
-        self.owner, self.block, self.ledger = owner, block, ledger
+    def __init__(self, context: RewriteContext, block: Block, ledger: Ledger) -> None:
+        self.context, self.block, self.ledger = context, block, ledger
         self.env = Environment()
         self.rounded: dict[Any, Any] = {}
         self.shadows: dict[Any, Any] = {}
         self.rows: list[Ledger] = []
 
-    def enter(self, variables: Sequence[Any], values: Sequence[Value]) -> None:
+    def run(
+        self, block: Block, values: Sequence[Value], state: Ledger
+    ) -> tuple[list[Value], Ledger]:
+        """Run a block inside of this one on its inputs."""
+        return Shadowing(self.context, block, state).of(values)
+
+    def of(self, values: Sequence[Value]) -> tuple[list[Value], Ledger]:
+        """Return the results for some inputs, and the table."""
+        self._enter(self.block.jaxpr.constvars, list(map(Value, self.block.consts)))
+        self._enter(self.block.jaxpr.invars, values)
+        run_sites(self.block, self._equation)
+        atoms, wanted = self.block.jaxpr.outvars, self.block.plan.outputs
+        lows = self.env.read_results(atoms, wanted)
+        results = list(map(self._value, atoms, lows, wanted))
+        return results, self.ledger.enter(self.block.numbers(), self.rows)
+
+    def _enter(self, variables: Sequence[Any], values: Sequence[Value]) -> None:
         """Bind inputs as they arrive."""
         self.env.enter(variables, [value.low for value in values])
         for var, value in zip(variables, values, strict=True):
             self._know(var, value)
 
-    def equation(self, site: Site) -> None:
-        """Run one equation."""
+    def _equation(self, site: Site) -> None:
         operands = list(map(self._operand, site.eqn.invars, site.decision.plan.reads))
         if site.inner:
             self._nest(site, operands)
         else:
             self._compute(site.eqn, site.decision, operands)
-
-    def results(self) -> tuple[list[Value], Ledger]:
-        """Return the results of the block, and the table."""
-        atoms, wanted = self.block.jaxpr.outvars, self.block.plan.outputs
-        lows = self.env.read_results(atoms, wanted)
-        values = list(map(self._value, atoms, lows, wanted))
-        return values, self.ledger.enter(self.block.numbers(), self.rows)
 
     def _operand(self, atom: Any, read: OperandRead) -> Any:
         """Read an operand; its rounding is kept by a barrier, as that of narrow results is."""
@@ -100,13 +91,13 @@ class _Run:
     def _nest(self, site: Site, operands: Sequence[Any]) -> None:
         eqn, decision = site.eqn, site.decision
         values = list(map(self._value, eqn.invars, operands, decision.operands))
-        outs, self.ledger = self.owner.enter(site, values, self.ledger)
+        outs, self.ledger = self.enter(site, values, self.ledger)
         self._write(eqn, decision, [value.low for value in outs])
         for var, value in zip(eqn.outvars, outs, strict=True):
             self._know(var, value)
 
     def _compute(self, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]) -> None:
-        context = RuleContext(rewrite=self.owner.context, eqn=eqn, decision=decision)
+        context = RuleContext(rewrite=self.context, eqn=eqn, decision=decision)
         self._write(eqn, decision, emit(context, operands).results)
         rows = []
         for var, shadow in zip(eqn.outvars, self._shadows(eqn, decision), strict=True):

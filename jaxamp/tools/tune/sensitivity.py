@@ -29,20 +29,29 @@ from jaxamp.tools.tune.tuning import Group
 
 
 class Perturbing(Interpreter):
-    """Runs blocks in the original precision, with the switch f32[] of each group, zero."""
+    """The run of a block in the original precision, with the switch f32[] of each group, zero."""
 
-    def __init__(self, numbers: Mapping[Group, int], switches: jax.Array) -> None:
-        self.numbers, self.switches = numbers, switches
+    def __init__(self, numbers: Mapping[Group, int], switches: jax.Array, block: Block) -> None:
+        self.numbers, self.switches, self.block = numbers, switches, block
+        self.stored: dict[Any, tuple[Any, Precision | None, int | None]] = {}
+        self.read_before: dict[tuple[Any, Precision, int | None], Any] = {}
 
     def run(self, block: Block, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
-        """Run a block on its inputs."""
-        run = _Run(self, block)
-        run.write(block.jaxpr.constvars, block.consts, repeat(None), None)
-        run.write(block.jaxpr.invars, [v.low for v in values], block.plan.inputs, None)
-        run_sites(block, run.equation)
-        return run.results(), state
+        """Run a block inside of this one on its inputs."""
+        return Perturbing(self.numbers, self.switches, block).of(values), state
 
-    def rounded(self, array: Any, precision: Precision, group: int | None) -> Any:
+    def of(self, values: Sequence[Value]) -> list[Value]:
+        """Return the results for some inputs."""
+        jaxpr, plan = self.block.jaxpr, self.block.plan
+        self._write(jaxpr.constvars, self.block.consts, repeat(None), None)
+        self._write(jaxpr.invars, [v.low for v in values], plan.inputs, None)
+        run_sites(self.block, self._equation)
+        atoms = jaxpr.outvars
+        groups = [None if isinstance(a, Literal) else self.stored[a][2] for a in atoms]
+        columns = zip(atoms, plan.outputs, repeat(None), groups)
+        return [Value(self._read(*each)) for each in columns]
+
+    def _rounded(self, array: Any, precision: Precision, group: int | None) -> Any:
         """Return an array whose rounding the switch of a group turns on."""
         if group is None or getattr(array, "dtype", None) != jnp.float32:
             return array
@@ -52,37 +61,27 @@ class Perturbing(Interpreter):
         error = jnp.where(jnp.isfinite(fixed), narrow.astype(jnp.float32) - fixed, 0)
         return array + self.switches[group] * error
 
-
-class _Run:
-    """One block, while it runs."""
-
-    def __init__(self, owner: Perturbing, block: Block) -> None:
-        self.owner, self.block = owner, block
-        self.stored: dict[Any, tuple[Any, Precision | None, int | None]] = {}
-        self.read_before: dict[tuple[Any, Precision, int | None], Any] = {}
-
-    def write(self, variables: Any, values: Any, precisions: Any, group: int | None) -> None:
+    def _write(self, variables: Any, values: Any, precisions: Any, group: int | None) -> None:
         """Take values that are stored in precisions already, by a group of operations."""
         self.stored.update(zip(variables, zip(values, precisions, repeat(group)), strict=False))
 
-    def equation(self, site: Site) -> None:
-        """Run one equation."""
+    def _equation(self, site: Site) -> None:
         eqn, decision = site.eqn, site.decision
         group, outputs = self._group(site), decision.outputs
         reads = zip(eqn.invars, decision.plan.reads, strict=True)
-        operands = [self.read(atom, r.precision, r.copy, group) for atom, r in reads]
+        operands = [self._read(atom, r.precision, r.copy, group) for atom, r in reads]
         if site.inner:
             values = [Value(operand) for operand in operands]
-            outs, _ = self.owner.enter(site, values, ())
-            self.write(eqn.outvars, [value.low for value in outs], outputs, group)
+            outs, _ = self.enter(site, values, ())
+            self._write(eqn.outvars, [value.low for value in outs], outputs, group)
             return
         results = [
-            self.owner.rounded(result, p, group) if is_narrow(p) and p else result
+            self._rounded(result, p, group) if is_narrow(p) and p else result
             for result, p in zip(jax_compat.bind(eqn, operands), outputs, strict=True)
         ]
-        self.write(eqn.outvars, results, outputs, group)
+        self._write(eqn.outvars, results, outputs, group)
 
-    def read(
+    def _read(
         self, atom: Any, precision: Precision | None, copy: Precision | None, group: int | None
     ) -> Any:
         """Return a value as one group of operations reads it."""
@@ -94,20 +93,14 @@ class _Run:
                 continue
             key = atom, wanted, group
             if key not in self.read_before:
-                self.read_before[key] = self.owner.rounded(value, wanted, group)
+                self.read_before[key] = self._rounded(value, wanted, group)
             value = self.read_before[key]
         return value
-
-    def results(self) -> list[Value]:
-        """Return the results of the block."""
-        atoms, wanted = self.block.jaxpr.outvars, self.block.plan.outputs
-        groups = [None if isinstance(a, Literal) else self.stored[a][2] for a in atoms]
-        return [Value(self.read(*each)) for each in zip(atoms, wanted, repeat(None), groups)]
 
     def _group(self, site: Site) -> int | None:
         """Return the group of an operation, or of the first inside of what holds others."""
         inside = [s for block in site.inner for s in block.walk()] or [site]
-        known = (self.owner.numbers.get(Group.of(s)) for s in inside)
+        known = (self.numbers.get(Group.of(s)) for s in inside)
         return next((number for number in known if number is not None), None)
 
 
@@ -145,7 +138,7 @@ def switched(
     """Return the float results if the roundings of the groups with switches of one are on."""
     numbers = {group: number for number, group in enumerate(groups)}
     values = [Value(arg) for arg in args]
-    outs, _ = Perturbing(numbers, jnp.asarray(switches, jnp.float32)).run(block, values, ())
+    outs = Perturbing(numbers, jnp.asarray(switches, jnp.float32), block).of(values)
     return [out.low for out in outs if is_float(out.low)]
 
 
