@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax.typing import DTypeLike
@@ -130,7 +129,7 @@ def is_format_name(text: str) -> bool:
 def is_format(dtype: Any) -> TypeGuard[PrecisionLike]:
     """Return whether something is a dtype of a float format, or a ``Precision``; no text is.
 
-    >>> is_format(jnp.bfloat16), is_format("bf16"), is_format(int)
+    >>> is_format(np.float16), is_format("bf16"), is_format(int)
     (True, False, False)
     """
     named = isinstance(dtype, Precision | np.dtype | type)
@@ -229,38 +228,11 @@ class CastConfig:
         """Return whether the cast uses scale factors."""
         return self.sf_block is not None or self.out_dtype.bits <= 8
 
-    def is_noop(self, in_dtype: Any) -> bool:
-        """Return whether the cast leaves an array of ``in_dtype`` as it is.
-
-        Only real floats are ever cast, so integers, bool, complex and keys are left alone too.
-
-        Args:
-          in_dtype: a ``Precision`` or any dtype, extended ones included.
-
-        >>> CastConfig.plain("bf16").is_noop("bfloat16"), CastConfig.plain("bf16").is_noop("f32")
-        (True, False)
-        >>> CastConfig.plain("bf16").is_noop(np.int32)
-        True
-        """
-        dtype = _as_dtype(in_dtype)
-        if not jnp.issubdtype(dtype, np.floating):
-            return True
-        return not self.is_scaled and dtype == self.out_dtype.dtype
-
     def __str__(self) -> str:
         if not self.is_scaled:
             return self.out_dtype.short
         block = "tensor" if self.sf_block is None else "{}x{}".format(*self.sf_block)
         return f"{self.out_dtype.short}[{block}{', pow2' if self.round_sf else ''}]"
-
-
-def _as_dtype(dtype: Any) -> Any:
-    """Convert a dtype-like to a dtype; extended dtypes, which numpy does not know, stay."""
-    if isinstance(dtype, Precision):
-        return dtype.dtype
-    if isinstance(dtype, str) and dtype in _NAMES:
-        return _NAMES[dtype].dtype
-    return dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
 
 
 def _checked_block(block: Any) -> tuple[int, int]:

@@ -95,8 +95,6 @@ def show_estimate(estimate: Estimate) -> Iterator[Any]:
     ]
     for word in sorted({word for row in rows for word in {**row.dots, **row.planned}}):
         facts.append([f"dots in {word}", *(_dots(row, word) for row in rows)])
-    if not any(row.fp8 for row in rows):
-        facts.append(["dots in FP8", *("0" for _ in rows)])
     yield _table("compiled: facts", [""], policies, facts)
     times = [row.time for row in rows]
     model = [

@@ -48,11 +48,6 @@ class Compiled(Traffic):
     planned: dict[str, int]
     time: Roofline
 
-    @property
-    def fp8(self) -> int:
-        """Dots of 8-bit operands that the compiler really made."""
-        return sum(n for word, n in self.dots.items() if word.startswith("f8"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Displayable):
@@ -69,11 +64,6 @@ class Estimate(Displayable):
     target: str
     title: str
     compiled: tuple[Compiled, ...]
-
-    def to_data(self) -> dict[str, Any]:
-        """Return everything as plain words and numbers."""
-        rows = [{**asdict(row), "fp8": row.fp8} for row in self.compiled]
-        return {**asdict(self), "compiled": rows}
 
     def __repr__(self) -> str:
         policies = ", ".join(row.policy for row in self.compiled)

@@ -118,31 +118,6 @@ def test_cast_reads_words(word):
     assert hash(CastConfig(word)) == hash(CastConfig.plain("float32"))
 
 
-def test_noop_is_decided_by_format():
-    """A plain cast to the same float is none; any other float is cast, wider or narrower."""
-    cast = CastConfig.plain("f16")
-    assert cast.is_noop(np.float16)
-    assert cast.is_noop("f16")
-    assert cast.is_noop(Precision.F16)
-    assert not any(cast.is_noop(d) for d in (np.float32, "bf16", jnp.float8_e5m2))
-    assert not cast.is_noop(ml_dtypes.float8_e4m3)
-
-
-def test_noop_for_what_is_no_real_float():
-    """Integers, bool, complex and keys are never cast."""
-    cast = CastConfig.plain("bf16")
-    dtypes = [np.int32, "uint8", bool, np.complex64, jax.random.key(0).dtype, jax.dtypes.float0]
-    assert [cast.is_noop(d) for d in dtypes] == [True] * len(dtypes)
-
-
-def test_scaled_cast_is_never_noop_for_floats():
-    """Blocked scaling changes the values of a float even in the same dtype."""
-    cast = CastConfig("f8_e4m3", sf_block=(1, 128))
-    assert not cast.is_noop(jnp.float8_e4m3fn)
-    assert cast.is_noop(np.int8)
-    assert str(cast) == "f8_e4m3[1x128]"
-
-
 @pytest.mark.parametrize(
     "block", [(1,), (1, 0), (-1, 8), "ab", 128, (1.0, 2), (1, 2, 3), (True, 1)]
 )

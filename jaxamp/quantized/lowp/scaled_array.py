@@ -108,8 +108,8 @@ class ScaledArray:
 
     >>> from jaxamp.quantized.lowp import quantize
     >>> x = quantize(jnp.arange(6.0).reshape(2, 3), CastConfig("f8_e4m3", sf_block=(1, 128)))
-    >>> x.shape, x.scale.shape, x.nbytes
-    ((2, 3), (2, 1), 14)
+    >>> x.shape, x.scale.shape
+    ((2, 3), (2, 1))
     """
 
     values: Any
@@ -126,17 +126,6 @@ class ScaledArray:
     def ndim(self) -> int:
         """Number of its axes."""
         return self.values.ndim
-
-    @property
-    def nbytes(self) -> float:
-        """Bytes of values and scale factors, on a device that packs 4-bit values in pairs.
-
-        >>> from jaxamp.quantized.lowp import quantize
-        >>> quantize(jnp.ones((16, 32)), CastConfig("f4_e2m1", (1, 32), True)).nbytes
-        272
-        """
-        own = self.values.size * self.cast.out_dtype.bits // 8
-        return own + self.scale.nbytes
 
 
 def dequantize(x: ScaledArray, dtype: DTypeLike | None = None) -> jax.Array:

@@ -160,7 +160,6 @@ def test_a_pytree():
     again = jax.jit(lambda a: a)(jax.tree.unflatten(tree, leaves))
     assert isinstance(again, ScaledArray)
     assert (again.cast, again.dtype, again.shape) == (q.cast, q.dtype, (2, 32))
-    assert q.nbytes == 32 + 4 + 4
 
 
 def test_scales_are_stored_small():
