@@ -140,13 +140,12 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     total = report.total
     low = sum(o.tally.flops for o in report.operations if family(o.arithmetic) in _LOW)
     dots = ", ".join(f"{n} in {word}" for word, n in report.dots().items())
-    inserted, shared, cancelled = report.casts
     return [
         (share(low, total.flops), "of FLOPs in 16 bits or fewer", amount(total.flops, "FLOP")),
         (storage(total.bytes), "moved, before fusion", f"{storage(total.saved)} saved"),
         (str(total.operations), "operations", f"{len(rows_of(report.operations))} rows below"),
         (str(sum(report.dots().values())), "dots and convolutions", dots),
-        (str(inserted), "casts inserted", f"{shared} shared, {cancelled} cancelled"),
+        (str(report.casts), "casts inserted", "before fusion"),
     ]
 
 

@@ -62,7 +62,7 @@ def show_difference(difference: Difference) -> Iterator[Any]:
         return
     totals = [
         ("bytes before fusion", *(storage(side.total.bytes) for side in sides)),
-        ("casts inserted", *(str(side.casts.inserted) for side in sides)),
+        ("casts inserted", *(str(side.casts) for side in sides)),
     ]
     for word in sorted({word for side in sides for word in side.dots()}):
         totals.append((f"dots in {word}", *(str(side.dots().get(word, 0)) for side in sides)))
@@ -191,10 +191,7 @@ def show_report(report: Report) -> Iterator[Any]:
     )  # fmt: skip
     words, numbers = ("kind", "precision"), ("operations", "FLOPs", "bytes", "bytes saved")
     yield _table("by kind and precision of arithmetic", words, numbers, _shares(report))
-    inserted, shared, cancelled = report.casts
-    yield Text(
-        f"casts: {inserted} inserted, {shared} shared with an earlier reader, {cancelled} cancelled"
-    )
+    yield Text(f"casts inserted: {report.casts}")
     if report.guards:
         named = ", ".join(f"{name} {n}" for name, n in report.guards.items())
         yield Text(f"guards: {named}")

@@ -10,7 +10,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jaxamp.core import jax_compat
-from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, op_of
 from jaxamp.inspect import count
 from jaxamp.inspect.count import Tally
@@ -18,7 +18,7 @@ from jaxamp.inspect.operation import Operation, Place, SourceFrame, frames_of, i
 from jaxamp.jaxprs.call_sites import call_at
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, OTHERS, size
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
-from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
+from jaxamp.plan import Decision, Ground, JaxprPlan
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 
 
@@ -28,7 +28,6 @@ class Stored:
     def __init__(self, jaxpr: Jaxpr, plan: JaxprPlan) -> None:
         self._precisions = {var: of(var.aval) for var in (*jaxpr.constvars, *jaxpr.invars)}
         self._roundings: set[tuple[Any, Precision]] = set()  # in memory beside the values
-        self._casts: set[tuple[Any, Precision]] = set()  # that other readers may share
         arriving = zip(jaxpr.invars, plan.inputs, strict=True)
         self._precisions |= {var: p for var, p in arriving if p is not None}
 
@@ -39,18 +38,6 @@ class Stored:
         self._precisions |= {var: p for var, p in pairs if p is not None}
         roundings = decision.plan.hints.moved_rounding, decision.sent
         self._roundings |= {(eqn.outvars[0], p) for p in roundings if p}
-
-    def read(self, atom: Any, read: OperandRead) -> tuple[bool, bool]:
-        """Return whether a read shares an earlier cast, and whether it needs none to be narrow."""
-        precision = read.precision
-        if isinstance(atom, Literal) or precision is None or read.copy:
-            return False, False
-        if (atom, precision) in self._casts and not read.own_cast:
-            return True, False
-        is_stored = self.precision(atom) is precision
-        if not (is_stored or read.own_cast):
-            self._casts.add((atom, precision))
-        return False, is_stored and is_narrow(precision)
 
     def precision(self, atom: Any) -> Precision | None:
         """Return the precision in which memory holds a value."""
@@ -180,9 +167,6 @@ class Equation:
     def _read(self, stored: Stored) -> None:
         plan = self.decision.plan
         form, reads = plan.form, [*zip(self.eqn.invars, plan.reads, strict=True)]
-        casts = [stored.read(atom, read) for atom, read in reads]
-        self.shared = sum(is_shared for is_shared, _ in casts)
-        self.cancelled = sum(is_cancelled for _, is_cancelled in casts)
         self.sources = [r.copy or stored.source(a, r.precision) for a, r in reads]
         self.read = [r.precision or r.copy or stored.precision(a) for a, r in reads]
         if form:

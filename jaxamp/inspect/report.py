@@ -30,7 +30,7 @@ from jaxamp.inspect.operation import (
     numberless,
     total,
 )
-from jaxamp.inspect.walk import Casts, Residual, Walk, count_inserted
+from jaxamp.inspect.walk import Residual, Walk, count_casts
 from jaxamp.plan import Plan
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.amp import inspected, plan_of, under
@@ -50,7 +50,8 @@ class Report(Displayable):
       program: the function's name.
       policy: the policy's name.
       operations: every operation, in program order.
-      casts: casts inserted, shared and cancelled.
+      casts: conversions between float formats that the rewritten program has more, each as often as
+        it runs; a compiler fuses and merges many of them.
       unmatched_rules: the policy's rules that decided nothing.
       unknown: unknown primitives.
       unknown_loops: lines of loops whose number of trips is not known: they count once.
@@ -69,7 +70,7 @@ class Report(Displayable):
     program: str
     policy: str
     operations: tuple[Operation, ...]
-    casts: Casts
+    casts: int
     unmatched_rules: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     unknown_loops: tuple[Place, ...] = ()
@@ -91,7 +92,7 @@ class Report(Displayable):
             unknown=plan.unknown,
             unknown_loops=tuple(walk.unknown_loops),
             residuals=tuple(walk.residuals),
-            casts=Casts(count_inserted(plan), walk.shared, walk.cancelled),
+            casts=count_casts(plan),
             regions=_regions_of(plan),
         )
 
@@ -206,7 +207,6 @@ class Report(Displayable):
             "total": self.total,
             "by_kind_and_precision": groups,
             "dots": self.dots(),
-            "casts": self.casts._asdict(),
             "guards": self.guards,
             "unknown_loops": list(map(str, self.unknown_loops)),
         }

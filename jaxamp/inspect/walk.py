@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
@@ -98,14 +98,13 @@ def _origin(eqn: JaxprEqn, result: int, outer: str) -> str:
 class Walk:
     """The operations of a program in their order, those of a loop's body once, and its residuals.
 
-    ``shared`` and ``cancelled`` are those of `Casts`, ``unknown_loops`` those of a report.
+    ``unknown_loops`` are those of a report.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.operations: list[Operation] = []
         self.unknown_loops: list[Place] = []
         self.residuals: list[Residual] = []
-        self.shared = self.cancelled = 0
         self._live = Live()
         self._grounds = iter(plan.grounds)  # in the order in which equations are met here
         self._jaxpr(plan.jaxpr.jaxpr, plan.body, None, 1)
@@ -127,8 +126,6 @@ class Walk:
 
     def _equation(self, equation: Equation, outer: int) -> None:
         bodies = bodies_of(equation.eqn, equation.decision)
-        self.shared += outer * equation.shared
-        self.cancelled += outer * equation.cancelled
         trips = loop(equation.eqn).trips if equation.trait is Trait.LOOP else 1
         if trips is None:
             self.unknown_loops.append(equation.place)
@@ -155,18 +152,7 @@ class Walk:
         self.operations = before
 
 
-class Casts(NamedTuple):
-    """Casts of a program, each as often as it runs; a compiler fuses and merges many of them.
-
-    Where reads are cancelled, a cast at every operation would have widened and narrowed the value.
-    """
-
-    inserted: int  # conversions between float formats that the rewritten program has more
-    shared: int  # reads that find the cast of an earlier reader
-    cancelled: int  # reads that find a value stored in the narrow format that they want
-
-
-def count_inserted(plan: Plan) -> int:
+def count_casts(plan: Plan) -> int:
     """Return how many conversions the program of a plan has more than the original one."""
     closed = plan.jaxpr
     emitted = jax_compat.trace_to_jaxpr(

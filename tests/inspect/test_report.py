@@ -47,10 +47,10 @@ def test_casts_are_those_of_the_rewritten_program(name: str, policy: str):
     fn, args = PROGRAMS[name]
     fn = jax.value_and_grad(lambda *a, fn=fn: jnp.sum(fn(*a)))
     added = independent.casts(amp(fn, policy), args) - independent.casts(fn, args)
-    assert report(fn, policy)(*args).casts.inserted == added > 0
+    assert report(fn, policy)(*args).casts == added > 0
 
 
-def test_casts_that_are_made_shared_and_not_needed():
+def test_casts_that_are_shared_or_not_needed():
     """Counted by hand: of a value that is read twice, of weights, and of what is narrow already."""
 
     def shared(x, a, b):
@@ -62,8 +62,7 @@ def test_casts_that_are_made_shared_and_not_needed():
         return jnp.sum(h @ a) + jnp.sum(h @ b)
 
     args = spec(4, 4), spec(4, 4), spec(4, 4)
-    for fn, counts in ((shared, (3, 1, 0)), (cancelled, (3, 1, 2))):
-        assert report(fn)(*args).casts == counts
+    assert report(shared)(*args).casts == report(cancelled)(*args).casts == 3
 
 
 @pytest.mark.parametrize("policy", POLICIES)
