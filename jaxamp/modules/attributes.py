@@ -141,29 +141,18 @@ def _bound_to(code: CodeType, name: str, line: int, local: frozenset[str]) -> Pa
         if code.co_firstlineno <= target.lineno <= line:
             for place, source in _pairs(target, value):
                 if isinstance(place, ast.Name) and place.id == name:
-                    paths = {_first(part, local) for part in _joined(source)}
+                    paths = set(_chains(source, local))
                     return paths.pop() if len(paths) == 1 else ()
     return ()
 
 
-def _first(node: ast.expr, local: frozenset[str]) -> Path:
-    return next(filter(None, (_chain(part, local) for part in ast.walk(node))), ())
-
-
-def _joined(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield the parts of a list: of ``[self.first, *self.layers]`` and ``self.old + self.new``."""
-    match node:
-        case ast.List(elts=parts) | ast.Tuple(elts=parts):
-            pass
-        case ast.BinOp(left=left, right=right):
-            parts = [left, right]
-        case ast.Call(func=ast.Name(id="reversed"), args=parts):
-            pass
-        case _:
-            yield node
-            return
-    for part in parts:
-        yield from _joined(part)
+def _chains(node: ast.AST, local: frozenset[str]) -> Iterator[Path]:
+    """Yield the attributes in an expression: two in ``[self.first, *self.layers]``."""
+    if path := _chain(node, local):
+        yield path
+        return
+    for part in ast.iter_child_nodes(node):
+        yield from _chains(part, local)
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -112,6 +112,23 @@ def test_an_order_of_its_own():
     assert looped == written
 
 
+def test_items_of_two_lists_have_the_name_of_neither():
+    """Which of the two a loop is at is known nowhere."""
+
+    class Net(eqx.Module):
+        old: list
+        new: list
+
+        def __call__(self, x):
+            for block in self.old + self.new:
+                x = block(x)
+            return x
+
+    blocks = EqxNet(_forward, False).blocks
+    found = scopes(loss, Net(blocks[:1], blocks[1:]), X)
+    assert {scope.split("/")[1] for scope, _ in found if scope.startswith("Net/")} == {"EqxBlock"}
+
+
 def test_layers_alone():
     """Also where an item is one layer, whose gradient reads none of its parameters."""
 
