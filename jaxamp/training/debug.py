@@ -35,8 +35,6 @@ class Diagnosis(Data):
       rules: override rules that prevent it: the step was run with them, and was finite. Empty if
         there are none.
       finite_in_f32: whether the step is finite when everything runs in float32.
-      finite_in_bf16: whether it is when what ran in float16 runs in bfloat16; ``None`` if nothing
-        ran in float16, or rules were found.
       finite_unscaled: whether it is under a loss scale of one; ``None`` if the operation to blame
         is not in a backward pass.
       runs: how often the step was run.
@@ -47,7 +45,6 @@ class Diagnosis(Data):
     first: Nonfinite | None
     rules: tuple[Rule, ...] = ()
     finite_in_f32: bool = True
-    finite_in_bf16: bool | None = None
     finite_unscaled: bool | None = None
     runs: int = 1
     too_large: tuple[str, ...] = ()
@@ -75,8 +72,6 @@ class Diagnosis(Data):
         if self.rules:
             rules, too = ", ".join(map(_code, self.rules)), " too" if self.finite_unscaled else ""
             yield f"Verified by running it again, this prevents it{too}: policy.with_rules({rules})"
-        elif self.finite_in_bf16:
-            yield "No rule prevents it, but the range of bfloat16 does, and so does float32."
         else:
             yield "No rule prevents it. In float32 the step is finite."
 
@@ -106,7 +101,7 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
 
     @functools.wraps(step, updated=())
     def debug(*args: Any, **kwargs: Any) -> Diagnosis:
-        search, unscaled, bf16 = _Search(plain, args, kwargs), None, None
+        search, unscaled = _Search(plain, args, kwargs), None
         first = search.run()
         if first is None:
             given, signature = _as_traced(plain, args, kwargs)
@@ -118,15 +113,7 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
             with scales_at_one():
                 unscaled = search.run() is None
         rules = search.rules(first)
-        if search.used_f16 and not rules:
-            bf16 = search.run(_in_bf16) is None
-        return Diagnosis(
-            first=first,
-            rules=rules,
-            finite_in_bf16=bf16,
-            finite_unscaled=unscaled,
-            runs=search.runs,
-        )
+        return Diagnosis(first=first, rules=rules, finite_unscaled=unscaled, runs=search.runs)
 
     return debug
 
@@ -190,13 +177,6 @@ def _candidates(failing: Nonfinite) -> list[Rule]:
     ]
     named = ({k: v for k, v in key.items() if v} for key in keys)
     return [Rule(precision=Precision.F32, **key) for key in named if key]
-
-
-def _in_bf16(policy: PrecisionPolicy) -> PrecisionPolicy:
-    kinds = {
-        kind: "bf16" if cast.out_dtype is Precision.F16 else cast for kind, cast in policy.kinds
-    }
-    return policy.replace(kinds=kinds)
 
 
 def _code(rule: Rule) -> str:
