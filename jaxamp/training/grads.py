@@ -37,7 +37,6 @@ class NamedOptions(TypedDict, total=False):
 
     policy: Any
     loss_scale: Any
-    several: bool
     clip_norm: float | None
     axis_name: Any
 
@@ -49,7 +48,6 @@ def scaled_value_and_grad(
     *,
     policy: Any = DEFAULT_POLICY,
     loss_scale: Any = None,
-    several: bool = False,
     clip_norm: float | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Gradient]:
@@ -65,10 +63,8 @@ def scaled_value_and_grad(
       has_aux: whether `fun` returns something besides the loss.
       policy: as for ``amp``; ``None`` leaves `fun` as it is.
       loss_scale: a loss scale of jaxamp or jmp, or an object with their methods; ``None`` for none.
-      several: `fun` returns a tree of scalar losses, such as a dict, instead of one; the gradients
-        are then such a tree of gradients. All share the scale and the flag.
-      clip_norm: largest global norm of the unscaled gradients; of each loss's, with `several`. With
-        `axis_name` it is that of the whole gradients, which types tell from those that are split.
+      clip_norm: largest global norm of the unscaled gradients. With `axis_name` it is that of the
+        whole gradients, which types tell from those that are split.
       axis_name: mapped axes (of ``shard_map`` or ``pmap``) over which gradients differ, as they do
         where parameters are split by hand: flag and loss scale are then the same on all devices.
         Not needed under ``jit``, sharded or not.
@@ -98,24 +94,15 @@ def scaled_value_and_grad(
         value = function(*args, **kwargs)
         return scale.scale(_with_aux(value)[0] if has_aux else value), value
 
-    def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Return the value, unscaled, and the gradients, still scaled."""
-        if several:
-            return jax.jacrev(scaled, argnums, has_aux=True)(*args, **kwargs)[::-1]
-        (_, value), grads = jax.value_and_grad(scaled, argnums, has_aux=True)(*args, **kwargs)
-        return value, grads
-
     @functools.wraps(fun, updated=())
     def gradients(*args: Any, **kwargs: Any) -> Gradient:
         _refuse_nnx((args, kwargs))
         _refuse_options(fun, kwargs)
-        value, grads = differentiated(*args, **kwargs)
+        (_, value), grads = jax.value_and_grad(scaled, argnums, has_aux=True)(*args, **kwargs)
         grads = widen_floats(scale.unscale(grads))
         finite = all_finite(grads, axis_name=axis_name)
         if clip_norm is not None:
-            clip = functools.partial(clip_by_norm, limit=clip_norm, axis_name=axis_name)
-            losses = value[0] if has_aux else value  # as many as there are trees of gradients
-            grads = jax.tree.map(lambda _, of_one: clip(of_one), losses, grads)
+            grads = clip_by_norm(grads, clip_norm, axis_name)
         return Gradient((value, grads), finite, scale.adjust(finite))
 
     return gradients

@@ -137,19 +137,14 @@ def test_narrow_values_are_widened_where_they_are_needed():
         np.testing.assert_array_equal(ours, wide)
 
 
-def test_everything_rounds_the_other_matrices_too():
-    """A position table that is added in f32 is stored low only on request."""
+def test_what_is_added_in_float32_stays():
+    """A position table, say."""
     params = {"position": jnp.linspace(0, 1, 32).reshape(8, 4), "w": jnp.eye(4), "b": jnp.ones(4)}
 
     def f(params, x):
         return jnp.sin(x + params["position"]) @ params["w"] + params["b"]
 
-    x = jnp.ones((8, 4))
-    exact, rounded = serve(f, params, x), serve(f, params, x, everything=True)
-    assert exact.params["position"].dtype == jnp.float32
-    assert rounded.params["position"].dtype == jnp.bfloat16
-    assert rounded.params["b"].dtype == jnp.float32
-    np.testing.assert_allclose(rounded(x), exact(x), atol=2e-2)
+    assert serve(f, params, jnp.ones((8, 4))).params["position"].dtype == jnp.float32
 
 
 def equinox_model():

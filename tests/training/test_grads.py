@@ -189,40 +189,6 @@ def test_nan_in_one_parameter_is_named(problem):
 # --- Several losses ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_aux", [pytest.param(False, marks=pytest.mark.long), True])
-def test_several_losses_share_a_scale(problem, has_aux):
-    """A dict of losses gives a dict of gradients, each as if it were alone, and one flag."""
-
-    def losses_fn(params, x, y):
-        losses = {"fit": loss_fn(params, x, y), "size": jnp.sum(params["w1"] ** 2)}
-        return (losses, x) if has_aux else losses
-
-    step = training.scaled_value_and_grad(
-        losses_fn, has_aux=has_aux, several=True, policy="always_f32", loss_scale=DynamicLossScale()
-    )
-    (value, grads), finite, adjusted = step(*problem)
-    losses = value[0] if has_aux else value
-    assert finite
-    assert adjusted.counter == 1
-    alone = {
-        "fit": loss_fn,
-        "size": lambda params, x, y: jnp.sum(params["w1"] ** 2),
-    }
-    for name, fn in alone.items():
-        expected_loss, expected = jax.value_and_grad(fn)(*problem)
-        close((losses[name], grads[name]), (expected_loss, expected), 1e-6)
-
-
-def test_several_losses_fall_together():
-    """One bad loss makes the step bad for all, as they share the scale."""
-    step = training.scaled_grad(
-        lambda w: (w * 2, w * jnp.inf), several=True, loss_scale=DynamicLossScale(8.0)
-    )
-    _, finite, adjusted = step(jnp.float32(1))
-    assert not finite
-    assert adjusted.loss_scale == 4
-
-
 def test_losses_of_separate_models_adjust_once():
     """Two gradients under one scale: both flags decide about the one adjustment."""
     scale = DynamicLossScale(8.0)
@@ -313,13 +279,6 @@ def test_clipping_hides_no_infinity():
     """An infinite gradient that clipping makes a number of is still told."""
     step = training.scaled_grad(lambda w: jnp.sum(w * jnp.array([1.0, jnp.inf])), clip_norm=1.0)
     assert not step(jnp.ones(2)).grads_finite
-
-
-def test_each_loss_is_clipped_by_itself():
-    """With several losses a large one does not shrink the others."""
-    step = training.scaled_grad(lambda w: (w * 0.5, w * 1e6), several=True, clip_norm=1.0)
-    small, large = step(jnp.float32(1)).result
-    assert (float(small), float(large)) == (0.5, 1.0)
 
 
 # --- Composition -------------------------------------------------------------------------------

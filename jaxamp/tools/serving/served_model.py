@@ -16,7 +16,7 @@ from jax import export
 
 from jaxamp.compiled.deviceless import serialized
 from jaxamp.errors import NotCallableError, OutputError, PolicyError, ServingError, shown
-from jaxamp.run.amp import DEFAULT_POLICY, AmpFunction, amp
+from jaxamp.run.amp import AmpFunction, amp, under
 from jaxamp.tools.serving.narrow import narrow_dtypes, run_narrow
 from jaxamp.trace.arguments import is_array, split
 
@@ -81,9 +81,7 @@ class Served:
         return f"<Served {name}: {self.stored_bytes} of {self.original_bytes} bytes of parameters>"
 
 
-def serve(
-    fn: Callable[..., Any], params: Any, *args: Any, policy: Any = None, everything: bool = False
-) -> Served:
+def serve(fn: Callable[..., Any], params: Any, *args: Any, policy: Any = None) -> Served:
     """Prepare a trained model for serving: what ``amp`` would cast at every call is cast now.
 
     A parameter is stored narrow when every use of it is the same cast; the results are then those
@@ -97,8 +95,6 @@ def serve(
       *args: example arguments, arrays or ``jax.ShapeDtypeStruct``; other shapes may follow. Flags
         and other constants belong in `fn`: ``functools.partial(fn, train=False)``.
       policy: as for ``amp``; by default that of an amped `fn`, else `mixed_bf16`.
-      everything: store all other parameters of two or more dimensions in compute precision as
-        well. That rounds what ``amp`` reads in f32, for instance an embedding that is added to.
 
     Returns:
       A ``Served``: call it with all arguments but the parameters, ``save`` it or ``export`` it.
@@ -126,9 +122,6 @@ def serve(
 
     apply.__name__ = apply.__qualname__ = getattr(amped, "__name__", "function")
     dtypes = narrow_dtypes(jax.make_jaxpr(wide)(types, args, {}), len(types))
-    if everything:
-        compute = amped.policy.base.dtype
-        dtypes = [_narrow_matrix(t, d, compute) for t, d in zip(types, dtypes, strict=True)]
     stored = [jnp.asarray(a, d or a.dtype) for a, d in zip(given, dtypes, strict=True)]
     sizes = (sum(array.nbytes for array in arrays) for arrays in (stored, given))
     return Served(rest.join(stored), jax.jit(apply), stored, *sizes)
@@ -248,10 +241,8 @@ def _program(content: bytes, written_by: str) -> export.Exported:
 
 
 def _amped(fn: Callable[..., Any], policy: Any) -> AmpFunction[..., Any]:
-    amped: Any = fn
-    if policy is not None or not isinstance(fn, AmpFunction):
-        plain = fn.__wrapped__ if isinstance(fn, AmpFunction) else fn
-        amped = amp(plain, DEFAULT_POLICY if policy is None else policy)
+    is_kept = policy is None and isinstance(fn, AmpFunction)
+    amped: Any = fn if is_kept else amp(*under(fn, policy))
     if getattr(amped, "takes_history", False):
         raise PolicyError(
             f"serve has no steps, and so no history for {amped.policy}. Choose 'fp8_current'."
@@ -270,8 +261,3 @@ def _checked(results: Any) -> Any:
         if not (is_array(leaf) or isinstance(leaf, int | float | complex)):
             raise OutputError(f"A served model returns arrays, and {shown(leaf)} is not an array.")
     return results
-
-
-def _narrow_matrix(kind: Any, dtype: np.dtype | None, compute: np.dtype) -> np.dtype | None:
-    is_matrix = len(kind.shape) >= 2 and kind.dtype == np.float32
-    return compute if dtype is None and is_matrix and compute.itemsize < 4 else dtype
