@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -37,9 +36,9 @@ def run_with_history(
     history: History | None,
     length: int,
     *,
-    measures: bool = True,
-    returned: Mapping[int, int] = MappingProxyType({}),
-    advances: bool = True,
+    measures: bool,
+    returned: Mapping[int, int],
+    advances: bool,
 ) -> tuple[list[Any], History]:
     """Run a program whose quantized dots take their scales from a history, if it has any yet.
 
