@@ -34,7 +34,7 @@ class Change:
         return f"{_precisions(self.before)} → {_precisions(self.after)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Difference(Displayable):
     """Differences between two policies on a program; ``print`` shows them.
 
@@ -65,10 +65,6 @@ class Difference(Displayable):
 
     def __bool__(self) -> bool:
         return bool(self.changes)
-
-    def __repr__(self) -> str:
-        policies = f"{self.before.policy} → {self.after.policy}"
-        return f"<Difference of {self.after.program}, {policies}: {len(self.changes)} operations>"
 
 
 def diff(policy: Any, other: Any) -> Callable[[Any], Callable[..., Difference]]:

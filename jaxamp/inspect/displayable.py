@@ -76,6 +76,10 @@ class Displayable(Data):
     def __str__(self) -> str:
         return _screens().text(self)
 
+    def __repr__(self) -> str:
+        known = (getattr(self, name, "") for name in ("program", "policy", "target"))
+        return f"<{' '.join(filter(None, (type(self).__name__, *map(str, known))))}; print it>"
+
     def to_html(self) -> str:
         """Return one page that needs nothing else."""
         return _screens().page(self)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxamp.core.taxonomy import OpKind, op_of
-from jaxamp.errors import InspectionError, accepted, counted
+from jaxamp.errors import InspectionError, accepted
 from jaxamp.inspect.displayable import Data, Displayable
 from jaxamp.inspect.operation import (
     Operation,
@@ -82,7 +82,7 @@ class Note(Data):
         return few(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Displayable):
     """Source with notes. Printed it is one screen of the lines that cost most; ``full()`` has all.
 
@@ -103,10 +103,6 @@ class Explanation(Displayable):
     def full(self) -> Explanation:
         """Return the explanation that prints every line."""
         return dataclasses.replace(self, everything=True)
-
-    def __repr__(self) -> str:
-        notes = counted(len(self.notes), "note")
-        return f"<Explanation of {self.program} under {self.policy}: {notes}>"
 
 
 def explain(

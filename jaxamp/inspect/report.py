@@ -40,7 +40,7 @@ HERE = "here"  # the target that is at hand
 WIDE = "f32", "f64"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report(Displayable):
     """The effect of a policy on a program.
 
@@ -211,9 +211,6 @@ class Report(Displayable):
             "unknown_loops": list(map(str, self.unknown_loops)),
         }
         return plain(fields | renamed | derived)
-
-    def __repr__(self) -> str:
-        return f"<Report of {self.program} under {self.policy}: {len(self.operations)} operations>"
 
 
 def report(

@@ -62,7 +62,7 @@ class Measured(Data):
     headroom: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ProbeReport(Displayable):
     """The measurements of a program's operations in low precision.
 

@@ -29,7 +29,7 @@ from jaxamp.trace.target import Target as Call
 _DOTS = ("f8_dot", "dot_general", "accumulate")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Lowering(Displayable):
     """Quantized dots of a program, claimed and found after compilation; ``print`` shows it.
 

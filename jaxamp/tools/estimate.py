@@ -49,7 +49,7 @@ class Compiled(Traffic):
     time: Roofline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Estimate(Displayable):
     """Estimates of several policies on one target; ``print`` shows them.
 
@@ -64,10 +64,6 @@ class Estimate(Displayable):
     target: str
     title: str
     compiled: tuple[Compiled, ...]
-
-    def __repr__(self) -> str:
-        policies = ", ".join(row.policy for row in self.compiled)
-        return f"<Estimate of {self.program} on {self.target}: {policies}>"
 
 
 def estimate(

@@ -91,7 +91,7 @@ class Verdict:
     saved: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Tuning(Displayable):
     """The cheapest policy found that keeps the error within the budget.
 
