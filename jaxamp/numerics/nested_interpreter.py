@@ -53,11 +53,11 @@ class Interpreter:
     def _match_shadows(
         self, values: Sequence[Value], variables: Any, shadowed: bool
     ) -> list[Value]:
-        """Add shadows to all floats if `shadowed`, or drop them: carries need one structure."""
+        """Add shadows to all that have some if `shadowed`, or drop them: carries are alike."""
         matched = []
         for (low, shadow), var in zip(values, variables, strict=True):
             wide = low if shadow is None else shadow
-            if shadowed and self.context is not None and is_floating(var.aval):
+            if shadowed and self.context is not None and is_inexact(var.aval):
                 matched.append(Value(low, lax.convert_element_type(wide, var.aval.dtype)))
             else:
                 matched.append(Value(low))
@@ -134,11 +134,6 @@ def _any_shadowed(site: Site, values: Sequence[Value]) -> bool:
     return is_low or any(value.shadow is not None for value in values)
 
 
-def is_floating(aval: Any) -> bool:
-    """Return whether an aval is that of an array of floats: other numbers have no shadows."""
-    return jax_compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
-
-
 def is_inexact(aval: Any) -> bool:
-    """Return whether an aval is that of an array of floats or complex numbers."""
+    """Return whether an aval is that of an array of floats or complex numbers: others are exact."""
     return jax_compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)

@@ -117,9 +117,15 @@ def looped_further(x, w):
     )
 
 
+def in_complex(x, w):
+    """Products of the real parts of what a loop hands on."""
+    step = lambda c, _: (c.real @ w + 1j * c.imag, None)  # noqa: E731
+    return jax.lax.scan(step, x + 1j * x, length=3)[0].real @ w
+
+
 @pytest.mark.parametrize(
-    "fn", [nested, looped_further, jax.grad(lambda x, w: jnp.sum(nested(x, w) ** 2))],
-    ids=["forward", "while", "gradient"],
+    "fn", [nested, looped_further, in_complex, jax.grad(lambda x, w: jnp.sum(nested(x, w) ** 2))],
+    ids=["forward", "while", "complex", "gradient"],
 )  # fmt: skip
 def test_errors_are_carried_through_all_that_holds_operations(fn):
     """The error of the last operation is that of the whole program, by running both."""
