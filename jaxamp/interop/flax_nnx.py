@@ -2,14 +2,14 @@
 
 A call that has nnx objects among its arguments is made pure: its objects are split into structure
 and arrays, put together again inside the trace, and split again after the function has run. The
-caller's own objects are then updated in place, new and removed attributes included. Objects of an
-outer trace cannot be: a function that leaves them as they are may read them, others are refused.
+caller's own objects are then updated in place, new and removed attributes included. Variables of
+an outer trace cannot be: a function that leaves them as they are may read them, others are refused.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
+import itertools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -80,24 +80,32 @@ class _Pure:
     def __init__(self, resolve: Callable[[], Callable[..., Any]]) -> None:
         def function(*trees: Any) -> Any:
             call = nnx.from_tree(trees, is_inner=True, ctxtag=self)
-            objects = _objects(call)
-            before = _parts(objects)
+            objects, variables = _objects(call), _variables(call)
+            structure, before = nnx.graphdef(objects), _values(variables)
             owner, bound_args, bound_kwargs, args, kwargs = call
             selves = () if owner is None else (owner,)
             result = resolve()(*selves, *bound_args, *args, **{**bound_kwargs, **kwargs})
-            reads_only = not _objects(result) and _is_same(before, _parts(objects))
-            return nnx.to_tree((objects, result), ctxtag=self), reads_only
+            is_new = bool(_objects(result)) or structure != nnx.graphdef(objects)
+            now = zip(_values(variables), before, strict=True)
+            written = [is_new or new is not old for new, old in now]
+            return nnx.to_tree((objects, result), ctxtag=self), written
 
         self.function = function
 
     def finish(self, given: Any, name: str, returned: Any) -> Any:
         """Update the caller's objects, and return what the function did."""
-        objects_and_result, reads_only = returned
-        if jax_compat.is_tracing() and (fixed := _of_outer_trace(given)):
-            if not reads_only:
-                raise _refusal(name, fixed)
-            return objects_and_result[1]
-        return nnx.from_tree(objects_and_result, is_inner=False, ctxtag=self)[1]
+        objects_and_result, written = returned
+        variables = _variables(given) if jax_compat.is_tracing() else []
+        if all(v._can_update for v in variables):
+            return nnx.from_tree(objects_and_result, is_inner=False, ctxtag=self)[1]
+        changed = list(itertools.compress(variables, written))
+        if fixed := [type(v).__name__ for v in changed if not v._can_update]:
+            raise _refusal(name, fixed)
+        objects, result = nnx.from_tree(objects_and_result)
+        values = itertools.compress(_values(_variables(objects)), written)
+        for variable, value in zip(changed, values, strict=True):
+            variable.set_raw_value(value)
+        return result
 
 
 def is_object(x: Any) -> bool:
@@ -110,21 +118,13 @@ def _objects(tree: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(tree, is_leaf=is_object) if is_object(x)]
 
 
-def _parts(objects: list[Any]) -> tuple[Any, list[Any]]:
-    """Return the structure and arrays, as they are now."""
-    structure, state = nnx.split(objects)
-    return structure, jax.tree.leaves(state)
+def _variables(tree: Any) -> list[Any]:
+    """Return the nnx variables in `tree`, each once."""
+    return [v for _, v in nnx.iter_graph(tree) if isinstance(v, nnx.Variable)]
 
 
-def _is_same(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
-    """Return whether two such are equal in structure and have the very same arrays."""
-    return before[0] == after[0] and all(map(operator.is_, before[1], after[1]))
-
-
-def _of_outer_trace(tree: Any) -> list[str]:
-    """Return the classes of variables made outside of the trace, which it cannot write."""
-    variables = (v for _, v in nnx.iter_graph(tree) if isinstance(v, nnx.Variable))
-    return [type(v).__name__ for v in variables if not v._can_update]
+def _values(variables: Sequence[Any]) -> list[Any]:
+    return [v.get_raw_value() for v in variables]
 
 
 def _refusal(name: str, classes: Sequence[str]) -> TraceContextError:

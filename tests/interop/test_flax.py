@@ -316,6 +316,33 @@ def test_modules_of_an_outer_trace_are_not_written(change: str):
     assert amp(model)(_x()).shape == (8, 4)
 
 
+class Remat(nnx.Module):
+    """A checkpointed layer, the parameters of which nnx writes anew, beside drawn numbers."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.dense, self.drop = nnx.Linear(4, 4, rngs=rngs), nnx.Dropout(0.0, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.drop(nnx.remat(lambda dense, x: dense(x))(self.dense, x))
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_variables_of_this_trace_are_written_beside_others(is_merged: bool):
+    """JAX's gradient by parameters leaves other variables to the trace around it."""
+    graph, params, rest = nnx.split(Remat(nnx.Rngs(0)), nnx.Param, ...)
+
+    def loss(params: nnx.State, rest: nnx.State, x: jax.Array) -> jax.Array:
+        if is_merged:
+            return amp(lambda model, x: model(x).sum())(nnx.merge(graph, params, rest), x)
+        return amp(lambda *trees: nnx.merge(graph, *trees)(x).sum())(params, rest)
+
+    want = jax.grad(lambda p: nnx.merge(graph, p, rest)(_x()).sum())(params)
+    for derivative in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        got = derivative(params, rest, _x())
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **LOW), got, want)
+        assert not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rest))
+
+
 TOOLS = {
     "plan_of": plan_of,
     "report": jaxamp.report,
