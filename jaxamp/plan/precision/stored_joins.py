@@ -105,7 +105,7 @@ class _Joins:
             return True
         if is_joined and any(self._takes_later(value, r) for r in readers):
             return is_costly or not self._is_deferred(value, parts)
-        if is_joined and is_costly and self._is_split(value):
+        if is_costly and self._is_split(value, is_joined=is_joined):
             return True
         if not is_joined and (not is_costly or self._is_normalized(value)):
             return False
@@ -173,14 +173,17 @@ class _Joins:
         moved = [v for v in reader.outs if graph.sizes[v] == graph.sizes[value]]
         return any(is_far(v, r) for v in moved for r in graph.readers[v])
 
-    def _is_split(self, value: int) -> bool:
+    def _is_split(self, value: int, *, is_joined: bool) -> bool:
         """Return whether several parts of a value are read: each is a kernel, and would compute it.
 
-        So are states, keys and inputs of a recurrence, of which one filter makes all.
+        So are states, keys and inputs of a recurrence, of which one filter makes all. What is made
+        of one array is stored for parts of which one waits, as a gate does for a mixture of tokens.
         """
-        graph, readers = self.graph, self.graph.readers[value]
-        parts = [v for r in readers if r.role is Role.MOVE for v in r.outs]
-        return sum(is_smaller(graph.sizes[v], graph.sizes[value]) for v in parts) > 1
+        graph, is_far = self.graph, self.regions.is_far
+        moved = [v for r in graph.readers[value] if r.role is Role.MOVE for v in r.outs]
+        parts = [v for v in moved if is_smaller(graph.sizes[v], graph.sizes[value])]
+        waits = is_joined or any(is_far(v, r) for v in parts for r in graph.readers[v])
+        return waits and len(parts) > 1
 
     def _is_normalized(self, value: int) -> bool:
         """Return whether a value is combined with its own statistic, which magnifies roundings.

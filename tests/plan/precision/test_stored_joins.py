@@ -64,7 +64,13 @@ def divided(w: jax.Array, x: jax.Array) -> jax.Array:
     return y[..., :16] @ w[0, :16] + y[..., 16:] @ w[1, :16]
 
 
-@pytest.mark.parametrize(("fn", "stored"), [(gated, 1), (filtered, 4), (divided, 2)])
+def waiting(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Half of what is made gates a mixture of the words of the other half (Liu et al. 2021)."""
+    gates, h = jnp.split(jax.nn.silu(x @ w[0]), 2, -1)
+    return (gates * jnp.einsum("st,btc->bsc", w[1, : x.shape[1], : x.shape[1]], h)) @ w[0, :16]
+
+
+@pytest.mark.parametrize(("fn", "stored"), [(gated, 1), (filtered, 4), (divided, 2), (waiting, 0)])
 def test_what_xla_would_store_inside_of_a_region_is_stored_narrow(
     fn: Callable[[jax.Array, jax.Array], jax.Array], stored: int
 ) -> None:
