@@ -30,6 +30,8 @@ from jaxamp.xla.primitives.split_sums import LARGE
 from jaxamp.xla.relu_masks import compare_relu_results
 from jaxamp.xla.row_lookups import gathers_one_of_each_row, scatters_one_to_each_row
 
+_LONG_ROW = 16  # numbers that a lookup finds for each index, and that are worth a copy of those
+
 
 class SteeringEmitter(Emitter):
     """Emission of hints by the techniques that a policy has on."""
@@ -84,10 +86,12 @@ class SteeringEmitter(Emitter):
 
         XLA looks rows up again for the backward pass, and makes one kernel of the lookups of all
         layers that have their indices in common: they would all be in memory until they are read.
+        Of short rows the indices take as much, and would be stored beside what they are made of.
         """
         is_known = self._has_barriers and isinstance(found.size, int)  # symbolic ones may be small
-        is_large = is_known and found.size >= LARGE and not is_smaller(found.size, table.size)
-        return lax.optimization_barrier(indices) if is_large else indices
+        is_large = is_known and found.size >= max(LARGE, _LONG_ROW * indices.size)
+        is_repeated = is_large and not is_smaller(found.size, table.size)
+        return lax.optimization_barrier(indices) if is_repeated else indices
 
     def scatter(self, target: Any, indices: Any, numbers: Any, params: dict[str, Any]) -> Any:
         """Put a number in each row of zeros by a comparison."""

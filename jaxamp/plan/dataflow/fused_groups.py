@@ -4,6 +4,9 @@ Kernels are ordered as far as the program determines it: fusible values have odd
 the even ones between, and equations of one level that read each other form one kernel. Precisions
 depend on groups: an operand that a group only moves is widened before it is moved, and so is one
 passed to a call inside. Whether a group is also emitted as one unit is steering.
+
+A lookup that repeats rows of an activation for arithmetic begins a kernel, as its table is read
+from memory, and a later kernel looks the rows up again, rather than read what was written of them.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import math
 from collections.abc import Iterable, Sequence, Set
 
 from jaxamp.core.formats import Precision
+from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fusible import find_fusible, is_fused_call
-from jaxamp.plan.dataflow.lookups import gathers_whole_table, is_label_gather
+from jaxamp.plan.dataflow.lookups import gathers_whole_table, is_label_gather, is_repeated_gather
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, nodes_of
 from jaxamp.plan.graph.sweeps import union
@@ -32,7 +36,8 @@ def find_levels(
         if node.link is Link.BACK:
             continue
         ready = max([levels[v] for v in node.ins], default=0)
-        level = ready | 1 if fusible[node.index] else (ready | 1) + 1
+        reads_memory = node.name == "gather" and is_repeated_gather(graph, node)
+        level = (ready + reads_memory) | 1 if fusible[node.index] else (ready | 1) + 1
         for value in node.outs:
             levels[value] = level
     latest = _latest_in_nests(provenance, frame, levels)
@@ -103,7 +108,8 @@ class Groups:
         self._tables = {node.ins[0] for node in self.label_gathers}
         self.fusible = find_fusible(flow, stored)
         for node in lookups:
-            if node in self.label_gathers or gathers_whole_table(self._graph, node):
+            is_small = node in self.label_gathers or gathers_whole_table(self._graph, node)
+            if is_small or self._is_looked_up_again(node):
                 self.fusible[node.index] = 1
         self.levels = find_levels(self._graph, self._provenance, frame, self.fusible)
         self.by_frame: dict[Frame, Indices] = {}
@@ -112,6 +118,13 @@ class Groups:
         self._members = bytearray(len(self._graph.nodes))
         self._level_of_nest: dict[Nest, int | None] = {}
         self._visit(frame)
+
+    def _is_looked_up_again(self, node: Node) -> bool:
+        """Return whether arithmetic, and so its derivative, reads rows of an activation."""
+        (rows,) = node.outs
+        is_forward = bool(self._provenance.dense[rows]) and not is_backward(node.scope)
+        is_read = any(r.role is Role.ELEMENTWISE for r in self._graph.readers[rows])
+        return is_forward and is_read and self._regions.takes_stored(node)
 
     def are_together(self, node: Node, value: int) -> bool:
         """Return whether groups of one jaxpr compute a value and the results of a node."""

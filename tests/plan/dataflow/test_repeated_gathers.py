@@ -65,6 +65,51 @@ def test_what_is_looked_up_many_times_is_stored_narrow(policy: str) -> None:
     assert (lookup.operand, lookup.output) == (Precision.F32, LOW[policy])
 
 
+def gated(w: jax.Array, x: jax.Array) -> jax.Array:
+    sent = hidden(w[0], x)[SOURCE] * jnp.tanh(x @ w[1])[SOURCE]
+    return jnp.mean((sent @ w[2]) ** 2)
+
+
+def test_rows_are_looked_up_again_rather_than_kept() -> None:
+    """Each table is smaller than what is looked up in it; the product alone saves its operand."""
+    _, pull = jax.eval_shape(lambda w: jax.vjp(lambda w: amp(gated, "mixed_bf16")(w, X), w), W)
+    kept = [a.dtype for a in jax.tree.leaves(pull) if a.shape == (EDGES, WIDTH)]
+    assert kept == [jnp.bfloat16, jnp.float32]  # and the square of the loss
+
+
+@pytest.mark.parametrize(
+    "order", [lambda f, p: jax.grad(amp(f, p)), lambda f, p: amp(jax.grad(f), p)]
+)
+def test_a_norm_is_read_where_its_rows_are_looked_up(order: Any) -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        h = hidden(w[0], x)
+        sent = h[SOURCE] * jnp.sin(h + 1)[SOURCE]
+        return jnp.mean((sent @ w[1]) ** 2) + jnp.mean((jnp.tanh(h) @ w[2]) ** 2)
+
+    program = jax.make_jaxpr(order(loss, "mixed_bf16"))(W, X).jaxpr
+    groups = [e.params["jaxpr"] for e in equations(program) if e.primitive.name == "fused_group"]
+    made = [{e.primitive.name for e in equations(group)} for group in groups]
+    assert any("gather" in names for names in made)
+    assert not any({"gather", "rsqrt"} <= names for names in made)
+
+
+@pytest.mark.parametrize(("fn", "is_again"), [(gated, True), (messages, False)])
+def test_rows_that_products_alone_read_are_looked_up_once(fn: Any, is_again: bool) -> None:
+    program = jax.make_jaxpr(amp(jax.grad(fn), "mixed_bf16"))(W, X).jaxpr
+    groups = [e.params["jaxpr"] for e in equations(program) if e.primitive.name == "fused_group"]
+    found = {e.primitive.name for group in groups for e in equations(group)}
+    assert ("gather" in found) is is_again
+
+
+@pytest.mark.parametrize(("width", "barriers"), [(2, 0), (32, 1)])
+def test_indices_of_short_rows_have_no_barrier(width: int, barriers: int) -> None:
+    """They are as large as what is looked up: they would be stored once more."""
+    fn = amp(lambda table, places: jnp.sin(table[places]), "mixed_bf16")
+    table, places = (jax.ShapeDtypeStruct((2**12, width), jnp.float32), np.zeros(2**17, np.int32))
+    jaxpr = jax.make_jaxpr(fn)(table, places).jaxpr
+    assert sum(e.primitive.name == "optimization_barrier" for e in equations(jaxpr)) == barriers
+
+
 @pytest.mark.parametrize(
     ("order", "is_unique", "sums"),
     [
