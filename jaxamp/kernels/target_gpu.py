@@ -59,6 +59,12 @@ def gpu_at_hand() -> TargetGpu | None:
     return TargetGpu((int(major), int(minor or 0)), cudnn_version())
 
 
+def target_platform() -> str:
+    """Return JAX's word for the platform that programs are meant for, described or at hand."""
+    backend = jax.default_backend()
+    return described_platform() or ("cuda" if backend == "gpu" else backend)
+
+
 def target_gpu() -> TargetGpu | None:
     """Return the GPU that programs are meant for: the one described, or else the one at hand."""
     return gpu_at_hand() if described_platform() is None else described_gpu()

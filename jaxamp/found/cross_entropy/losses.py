@@ -28,7 +28,7 @@ from jaxamp.found.places import NARROW, told_otherwise, words_of
 from jaxamp.found.region import Region
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.known_arrays import KnownArrays
-from jaxamp.kernels.target_gpu import described_platform
+from jaxamp.kernels.target_gpu import described_platform, target_platform
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import scope_matches
 
@@ -192,7 +192,8 @@ class _Losses:
         sums = [aval.size for made in passes for _, aval in made.sums()]
         is_trained = not backward or logits.matrix.size in sums
         shape = -(-tokens // devices), logits.width, logits.words
-        sizes = Sizes(*shape, again, is_trained, devices, logits.heads, passes[0].count("tanh"))
+        caps = 0 if target_platform() == "tpu" else passes[0].count("tanh")
+        sizes = Sizes(*shape, again, is_trained, devices, logits.heads, caps)
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             raise Stays(chunks)

@@ -38,7 +38,8 @@ class Sizes(NamedTuple):
       is_trained: whether its matrix has a gradient.
       devices: over how many all tokens are divided.
       heads: how many matrices there are, each with its own of the tokens.
-      caps: of how many `tanh` they are read, which XLA stores in float32 where it stores logits.
+      caps: of how many `tanh` they are read that XLA stores in float32 where it stores logits: on a
+        TPU, of none.
       slices: how many the matrix is read in, so that no narrow copy of all is stored.
     """
 

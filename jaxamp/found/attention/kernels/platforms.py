@@ -16,7 +16,13 @@ from jaxamp.found.attention.kernels.known_masks import Intervals, KnownMask
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from jaxamp.found.attention.kernels.splash import EXPORTED_SPLASH, SPLASH
 from jaxamp.kernels.jax_compat.kernel_lowering import divides_by_rule, is_exported
-from jaxamp.kernels.target_gpu import TargetGpu, described_platform, gpu_of, target_gpu
+from jaxamp.kernels.target_gpu import (
+    TargetGpu,
+    described_platform,
+    gpu_of,
+    target_gpu,
+    target_platform,
+)
 
 
 def ways(kernel: Fused, spec: AttentionSpec) -> Iterator[Fused]:
@@ -111,13 +117,9 @@ def at_hand() -> list[Fused]:
     It cannot be told how to: "Custom emitter for CustomSPMDPartitioning not found", libtpu of JAX
     0.10.2.
     """
-    platform = described_platform()
-    if platform is None:
-        if jax.default_backend() == "tpu" and jax.device_count() > 1:
-            return []
-        platform = {"gpu": "cuda"}.get(backend := jax.default_backend(), backend)
+    platform = target_platform()
     if platform == "tpu":
-        return [SPLASH]
+        return [SPLASH] if described_platform() or jax.device_count() == 1 else []
     return _of_gpu(target_gpu()) if platform == "cuda" else []
 
 
