@@ -75,6 +75,7 @@ ANALYSES: dict[str, tuple[str, Any]] = {
     "squares": (f"{PRECISE}.find_cancelled", _no_reasons),
     "residues": (f"{PRECISE}.find_residues", _no_reasons),
     "remainders": ("jaxamp.plan.conditioning.residues.find_remainders", _no_reasons),
+    "finite_differences": ("jaxamp.plan.conditioning.remainders.find_slopes", _nothing),
     "undone_sums": ("jaxamp.plan.planner.find_undone", _nothing),
     "solver_steps": (f"{PRECISE}.find_solver_steps", _no_reasons),
     "singularities": (f"{HAZARDS}.find_singularities", _no_flags),

@@ -20,6 +20,7 @@ from jaxamp.plan.graph.sweeps import union
 _NONE: frozenset[int] = frozenset()
 ADDED = (*ADDS, "scatter-add", "scatter-sub")
 SIGNS = ("neg", "abs", "select_n")
+_LIMITS = ("max", "min", "clamp")
 REDUCTIONS = ("reduce_sum", "psum", "psum_invariant")
 _SCALED = frozenset((*SIGNS, *SCALES))
 _TERMS = 8  # what a longer sum adds up counts as one: a residual stream is as long as a network
@@ -170,8 +171,10 @@ class Arrays:
             read = [v for v in chosen(node) if v not in self.graph.constants] if node else []
             if node is None or node.name == "select_n":
                 return read
-            is_scaled = node.role in (Role.MOVE, Role.CONVERT) or node.name in SCALES
-            return read if is_scaled and len(read) == 1 else ()
+            if node.name in SCALES:
+                return [v for v in (self.main(node),) if v is not None]
+            is_kept = node.role in (Role.MOVE, Role.CONVERT) or node.name in _LIMITS
+            return read if is_kept and len(read) == 1 else ()
 
         nodes = (self.makers.get(v) for v in closure([value], rounded))
         whole = [n.ins[0] for n in nodes if n and n.trait is Trait.INTEGRAL]
@@ -205,6 +208,19 @@ class Arrays:
     @functools.cached_property
     def differences(self) -> list[tuple[int, int]]:
         """Arrays and what is subtracted from them, in sums of few terms."""
+        return [(self.origins[a], self.origins[b]) for a, b in self._subtracted]
+
+    @functools.cached_property
+    def parted(self) -> set[int]:
+        """Arrays of which parts are subtracted from others, or sums of parts, but no sum of all."""
+        pairs = ((a, b) for a, b in self._subtracted if self.origins[a] == self.origins[b])
+        is_sum, whole = self.is_sum, self.whole
+        return {
+            self.origins[a] for a, b in pairs if is_sum[a] == is_sum[b] and whole[a] != whole[b]
+        }
+
+    @functools.cached_property
+    def _subtracted(self) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         for node in self.sums():
             if node.outs[0] in self.mixed and not is_backward(node.scope):
@@ -218,16 +234,16 @@ class Arrays:
     def distances(self, products: Iterable[Node]) -> Iterator[tuple[int, int]]:
         """Yield arrays whose distances products make, in sums of few terms."""
         for node in products:
-            left, right = ([v for v, _ in self._added_up(v)] for v in node.ins[:2])
+            left, right = ([self.origins[v] for v, _ in self._added_up(v)] for v in node.ins[:2])
             if left[0] != right[0]:
                 yield from both_ways(itertools.product(left, right))
 
     def _added_up(self, value: int) -> list[tuple[int, int]]:
-        """Return the array of a value, and the nearest terms of its sum, each with its sign."""
+        """Return a value, and the nearest terms of its sum, each with its sign."""
         pending, terms = [(value, 0)], list[tuple[int, int]]()
         for made, sign in pending:
             sign ^= self.is_negative[made]
-            terms.append((self.origins[made], sign))
+            terms.append((made, sign))
             node = self.makers.get(self.origins[made])
             if node and node.name in ADDED and not self.is_sum[made] and len(pending) < _TERMS:
                 pending += [(node.ins[0], sign), (node.ins[-1], sign ^ node.name.endswith("sub"))]

@@ -6,8 +6,8 @@ Laplacian `degree * x - a @ x` those of neighbours. The matrix may be formed bef
 the variance of a Gaussian process, is what remains of `c` in `c - k.T @ solve(a, k)`, or of its
 diagonal in `c - sum(k * solve(a, k), 0)`. A solution leaves `b - a @ x`, whatever is added to `x`.
 Two products of one array are as alike, such as means or selected rows. And distances that squares
-cancel, `|x|² - 2 x @ m.T + |m|²`, are differences of `x` and `m` as well. A slope of a network,
-`(f(x + h) - f(x - h)) / (2 * h)` of a small `h` that the program says, or `h * v`, is as small.
+cancel, `|x|² - 2 x @ m.T + |m|²`, are differences of `x` and `m` as well. So are slopes of a
+network: see `finite_differences.py`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.arrays import Arrays, both_ways, multiplies
+from jaxamp.plan.conditioning.finite_differences import find_slopes
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import SCALES, descendants, is_square, reached
+from jaxamp.plan.graph.consumers import descendants, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _NONE: frozenset[int] = frozenset()
 _ROUNDING = 2.0**-24
-_NEAR, _STEP, _SAME = 1 / 8, 1 / 32, 1e-5  # how far places of a slope are apart, or the same
+_CANCELS = 8  # of weights: so many times their sum is that of their sizes
 _SOLVERS = ("custom_linear_solve", "linear_solve", "triangular_solve")
 
 
@@ -37,7 +36,7 @@ def find_remainders(
 ) -> dict[Node, Sequence[int]]:
     """Return the products that are subtracted from what they multiply, each with arrays of that."""
     graph = arrays.graph
-    found, differences = dict[Node, Sequence[int]](), set[int]()
+    found, differences, parted = dict[Node, Sequence[int]](), set[int](), set[int]()
     balanced = _Balanced(arrays, known)
     for node in products:
         read = arrays.read(node)
@@ -46,6 +45,7 @@ def find_remainders(
         if is_form or any(map(balanced.has, node.ins)):
             found.update(dict.fromkeys((node, *_factors(arrays, node.ins)), node.ins))
             differences.update(node.outs)
+            parted.update(node.ins)
     solves = (n for name in _SOLVERS for n in graph.named.get(name, ()))
     solved = {v for n in solves for v in n.outs if n.trait is Trait.SOLVER or v in graph.factors}
     for one, other in (*both_ways(arrays.differences), *arrays.distances(cancelled)):
@@ -58,13 +58,12 @@ def find_remainders(
             one != other and _is_residual(arrays, other, of=one)
         ):
             found.update(dict.fromkeys(_factors(arrays, (other,), of=one), (one,)))
+            parted.add(one)
         else:
-            found.update((node, node.ins) for node in _alike(arrays, known, one, other))
+            found.update(_alike(arrays, known, one, other))
     found.update((node, node.ins) for node in _orthogonal(arrays, known))
-    slopes = _Slopes(arrays, known)
-    for pair in arrays.differences:
-        found.update(dict.fromkeys(slopes.products(pair), ()))
-    return {node: found[node] for node in products if node in found}
+    slopes = find_slopes(arrays, known, parted, balanced.weighs)
+    return {n: found.get(n, ()) for n in products if n in found or n in slopes}
 
 
 def _multiplied(arrays: Arrays, value: int, solved: set[int]) -> Sequence[int]:
@@ -97,93 +96,29 @@ def _is_residual(arrays: Arrays, value: int, of: int) -> bool:
     )
 
 
-def _alike(arrays: Arrays, known: KnownValues, one: int, other: int) -> Sequence[Node]:
-    """Return two products of one array by known numbers, or by arrays made of each other.
+def _alike(
+    arrays: Arrays, known: KnownValues, one: int, other: int
+) -> Mapping[Node, Sequence[int]]:
+    """Return two products of one array, with that, by known numbers or arrays of one another.
 
     Or one by known numbers, of which parts are subtracted.
     """
     nodes = [n for v in {one, other} if (n := arrays.product(v))]
     by_known = all(any(map(known.is_made, n.ins)) for n in nodes)
     if len(nodes) < 2:
-        return nodes if one == other and by_known else ()
-    is_alike = any(
-        arrays.whole[x] == arrays.whole[y]
-        and (by_known or _are_of_one(arrays, arrays.origins[a], arrays.origins[b]))
-        for (a, x), (b, y) in itertools.product(*((n.ins[:2], n.ins[1::-1]) for n in nodes))
-    )
-    return nodes if is_alike else ()
+        return {n: n.ins for n in nodes if one == other and by_known}
+    for (a, x), (b, y) in itertools.product(*((n.ins[:2], n.ins[1::-1]) for n in nodes)):
+        for made, of in (a, b), (b, a):
+            if arrays.whole[x] == arrays.whole[y] and (by_known or _is_of(arrays, made, of)):
+                return dict.fromkeys(nodes, (x, of))
+    return {}
 
 
-_Pair = tuple[int, int]
-
-
-class _Slopes:
-    """Pairs of arrays that are made alike of near places, as those of which a slope is made."""
-
-    def __init__(self, arrays: Arrays, known: KnownValues) -> None:
-        self._arrays, self._moved = arrays, _moved(arrays, known)
-        self._alike: dict[_Pair, bool] = {}  # what was found of pairs: steps of a loop share them
-
-    def products(self, pair: _Pair) -> Sequence[Node]:
-        """Return the products that make two arrays, if these are such a pair."""
-        arrays, made, apart = self._arrays, list[Node](), list[_Pair]()
-        constants, pending = arrays.graph.constants, [pair]
-        read_by: dict[_Pair, Sequence[_Pair]] = {pair: ()}
-        for values in pending if self._moved else ():
-            is_alike = self._alike.get(values)
-            places = (arrays.origins[v] for v in values)
-            (one, how), (other, by) = (self._moved.get(v, (v, None)) for v in places)
-            if how != by or is_alike:
-                apart.append(values)
-            if is_alike or one == other or constants.get(one, 0) == constants.get(other):
-                continue
-            nodes = [arrays.makers[v] for v in (one, other) if v in arrays.makers]
-            if is_alike is False or len(nodes) < 2 or nodes[0].name != nodes[1].name:
-                self._alike |= dict.fromkeys(reached([values], read_by.__getitem__), False)
-                return ()
-            made += filter(multiplies, nodes)
-            new = {*zip(nodes[0].ins, nodes[1].ins, strict=False)} - read_by.keys()
-            read_by |= {pair: [values] for pair in new}
-            pending += new
-        self._alike |= dict.fromkeys(reached(apart, read_by.__getitem__), True)
-        return made if apart else ()
-
-
-def _moved(arrays: Arrays, known: KnownValues) -> Mapping[int, tuple[int, Any]]:
-    """Return the sums in which a small known number, or a multiple, moves an array: it, and how."""
-    graph, origins, found = arrays.graph, arrays.origins, dict[int, tuple[int, Any]]()
-    layers = {*arrays.linear}
-    layers.update(out for out, read in arrays.added.items() if not layers.isdisjoint(read))
-    steps = _find_steps(arrays)
-    for node in arrays.sums():
-        for value, by in (node.ins[0], node.ins[-1]), (node.ins[-1], node.ins[0]):
-            is_small = _SAME < magnitude(graph.ranges[by]).high < _NEAR
-            if is_small and (by in graph.constants or known.has(by) or known.has(origins[by])):
-                how = node.name, graph.constants.get(by, origins[by])
-                found[node.outs[0]] = origins[value], how
-            elif by in steps and origins[by] not in layers:  # of a layer, it is a solver's
-                found[node.outs[0]] = origins[value], (node.name, by)
-    return found
-
-
-def _find_steps(arrays: Arrays) -> set[int]:
-    """Return the multiples of arrays by a small known number, whatever divides that, as a norm."""
-    found, makers = set[int](), arrays.makers
-    small = {v for v, number in arrays.graph.constants.items() if _SAME < abs(number) < _STEP}
-    for value, origin in enumerate(arrays.origins) if small else ():
-        if value != origin:
-            node, source = next(arrays.path(value))
-            by = [arrays.origins[v] for v in node.ins if v != source and node.name in SCALES]
-            by += [v for s in by if s in makers and makers[s].name in SCALES for v in makers[s].ins]
-            if source in found or not small.isdisjoint(by):
-                found.add(value)
-    return found
-
-
-def _are_of_one(arrays: Arrays, one: int, other: int) -> bool:
-    """Return whether sums and products make one array of the other."""
-    pairs = (one, other), (other, one)
-    return one == other or any(arrays.is_linear(v, (of,), sums=True) for v, of in pairs)
+def _is_of(arrays: Arrays, made: int, of: int) -> bool:
+    """Return whether sums, products or rounding to whole multiples make an array of another."""
+    one, other = arrays.origins[made], arrays.origins[of]
+    is_linear = one == other or arrays.is_linear(one, (other,), sums=True)
+    return is_linear or arrays.is_whole_part(made, of)
 
 
 def _orthogonal(arrays: Arrays, known: KnownValues) -> Iterator[Node]:
@@ -239,6 +174,19 @@ class _Balanced:
         parts = (value, *(source for _, source in whole))
         known = [v for v in parts if self._known.has(v)]
         return any(map(self._adds_up, {*known[:1], *known[-1:]})) if known else origin in self._less
+
+    def weighs(self, node: Node) -> bool:
+        """Return whether a node multiplies by such a matrix, or sums under weights that cancel."""
+        return any(map(self.has, node.ins)) or (
+            multiplies(node) and any(map(self._nearly_adds_up, node.ins))
+        )
+
+    def _nearly_adds_up(self, value: int) -> bool:
+        low, high = self._arrays.graph.ranges[value]
+        if not low < 0 < high or not self._known.has(value):
+            return False
+        numbers = self._known.whole(value)
+        return bool(abs(numbers.sum(dtype=float)) * _CANCELS < np.abs(numbers).sum(dtype=float))
 
     def _adds_up(self, value: int) -> bool:
         low, high = self._arrays.graph.ranges[value]

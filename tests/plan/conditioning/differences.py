@@ -866,12 +866,78 @@ def moved_weights(x: Array, w: Array, times: By = jnp.matmul) -> Array:
     return functools.reduce(jnp.subtract, losses) / (2 * size)
 
 
+def _surface(x: Array, w: Array, times: By) -> Array:
+    return times(jnp.tanh(times(x, w)), w[:, :1])[..., 0]
+
+
+_SIGNS = jnp.array([1.0, -1.0])
+_STENCIL = jnp.concatenate([jnp.eye(WIDTH)[:2], -jnp.eye(WIDTH)[:2]])
+# Slopes of which one array holds the ends, or whose step is no number that is small.
+ENDS: dict[str, Callable[[Array, Array, Array, By], Array]] = {
+    "of a stencil": lambda x, w, h, times: (
+        lambda f: jnp.stack([f[:, 0] - f[:, 2], f[:, 1] - f[:, 3]], -1) / (2 * h)
+    )(_surface(x[:, None] + h * _STENCIL, w, times)),
+    "under weights": lambda x, w, h, times: (
+        _SIGNS[:, None] * _surface(x + 0.01 * _SIGNS[:, None, None], w, times)
+    ).sum(0) / 0.02,
+    "joined": lambda x, w, h, times: (
+        lambda v: functools.reduce(
+            jnp.subtract, jnp.split(_surface(jnp.concatenate([x + v, x - v]), w, times), 2)
+        )
+    )(jnp.sin(x) / 20),
+    "by noise": lambda x, w, h, times: (
+        lambda v: (
+            lambda f: f[:4] - f[4:]
+        )(jax.vmap(lambda v: _surface(x, w + 0.005 * v, times).mean())(jnp.concatenate([v, -v])))
+    )(jax.random.normal(jax.random.key(0), (4, WIDTH, WIDTH))),
+    "in a loop": lambda x, w, h, times: (
+        lambda ends: (ends[0] - ends[1]) / 0.02
+    )(lax.map(lambda s: _surface(x + 0.01 * s, w, times), _SIGNS)),
+    "divided": lambda x, w, h, times: (
+        _surface(x + jnp.flip(x) / 100, w, times) - _surface(x, w, times)
+    ) * 100,
+    "by an argument": lambda x, w, h, times: (
+        _surface(x, w + h * jnp.flip(w), times) - _surface(x, w - h * jnp.flip(w), times)
+    ) / (2 * h),
+    "relative": lambda x, w, h, times: (
+        _surface(x * 1.01, w, times) - _surface(x * (1 - 0.01), w, times)
+    ) / 0.02,
+}  # fmt: skip
+
+
+def sigma_points(x: Array, w: Array, times: By = jnp.matmul) -> Array:
+    """The mean of points around another, under weights of both signs, as a filter predicts it."""
+    size = 0.05**2 * WIDTH
+    near = jnp.linalg.cholesky(size * (jnp.eye(WIDTH) + w[:, :1] * w[:, 0])).T
+    mean = x.mean(0)
+    points = jnp.concatenate([mean[None], mean + near, mean - near])
+    weights = jnp.full(len(points), 0.5 / size).at[0].set(1 - WIDTH / size)
+    return times(weights[None], times(jnp.tanh(times(jnp.tanh(times(points, w)), w)), w))
+
+
 ALONG: dict[str, Callable[[Array], Array]] = {
     "multiple": lambda x: 0.01 * jnp.flip(x),
     "normalized": lambda x: jnp.flip(x) / jnp.sqrt((x**2).sum(-1, keepdims=True)) * 0.02,
     "between": lambda x: 0.01 * (jnp.flip(x) - x),
     "of a size": lambda x: 0.01 * jnp.maximum(jnp.abs(x), 1.0),
 }
+
+
+def _rounded_weights(w: Array) -> Array:
+    scale = jnp.abs(w).max() / 127
+    return jnp.clip(jnp.round(w / scale), -128, 127) * scale
+
+
+def rounded_layer(x: Array, w: Array, times: By = jnp.matmul) -> Array:
+    """What rounding its weights changes in a layer."""
+    return times(x, _rounded_weights(w)) - times(x, w)
+
+
+def adapted_layer(x: Array, w: Array, u: Array) -> Array:
+    """What a product of low rank that is added to its weights changes in a layer."""
+    return x @ (w + u.T @ u) - x @ w
+
+
 _ENDS = jnp.asarray(np.random.default_rng(3).permutation(POINTS))
 _SYSTEM = W @ W.T + jnp.eye(WIDTH)
 _TURN = jnp.linalg.qr(W)[0] + 0.01 * W
@@ -920,7 +986,7 @@ REMAINDERS = {
     ),
     **{
         fn.__name__: (fn, functools.partial(fn, times=_times), (X / AWAY, W))
-        for fn in (slopes, curvature, moved_weights)
+        for fn in (slopes, curvature, moved_weights, sigma_points)
     },
     **{
         f"slope, {name}": (
@@ -930,6 +996,20 @@ REMAINDERS = {
         )
         for name, by in ALONG.items()
     },
+    **{
+        f"ends {name}": (
+            functools.partial(fn, times=jnp.matmul),
+            functools.partial(fn, times=_times),
+            (X / AWAY, W, jnp.float32(0.01)),
+        )
+        for name, fn in ENDS.items()
+    },
+    "rounded layer": (rounded_layer, functools.partial(rounded_layer, times=_times), (X, W)),
+    "adapted layer": (
+        adapted_layer,
+        lambda x, w, u: _times(x, u.T @ u),
+        (X / AWAY, W, 0.01 * W[:2]),
+    ),
     "nystrom": (nystrom, functools.partial(nystrom, times=_times), (X, X[:6])),
     **{
         name: (fn, functools.partial(fn, times=_times), (X, jnp.sin(X[:, :2])))
@@ -1221,6 +1301,39 @@ def divergence(x: Array, w: Array) -> Array:
     return (jnp.exp(log_variance) + mean**2 - 1 - log_variance).mean()
 
 
+def augmented_rows(x: Array, w: Array) -> Array:
+    """Several views of an input, each a little off, of which a mean is taken."""
+    views = jnp.tanh((x[:, None] + 0.02 * jnp.eye(WIDTH)) @ w) @ w
+    normed = views - views.mean(-1, keepdims=True)
+    return (normed @ w).mean(1)
+
+
+def sums_and_differences(x: Array, w: Array) -> Array:
+    """Of two arrays, as features of their pair; and the margin of what a layer makes of them."""
+    y = jnp.sin(x)
+    h = jnp.tanh(jnp.concatenate([x + y, x - y], -1) @ jnp.concatenate([w, w])) @ w
+    return h[:, 0] - h[:, 1]
+
+
+def rounded_layers(x: Array, w: Array) -> Array:
+    """Weights and activations rounded to multiples, whose derivatives are passed on."""
+    rounded = w + lax.stop_gradient(_rounded_weights(w) - w)
+    h = jnp.tanh(x @ rounded)
+    return (h + lax.stop_gradient(_rounded_weights(h) - h)) @ rounded
+
+
+def small_inputs(x: Array, w: Array) -> Array:
+    """Numbers of eight bits less a mean, and how much outputs of neighbours differ."""
+    h = jnp.tanh((x / 255 - w[0]) @ w) @ w
+    return h[1:] - h[:-1]
+
+
+def small_places(x: Array, w: Array) -> Array:
+    """Known places in a sequence, added to it."""
+    h = jnp.tanh((x + 0.02 * jnp.cos(jnp.arange(len(x)))[:, None]) @ w) @ w
+    return h[1:] - h[:-1]
+
+
 NARROW: dict[str, Case] = {
     fn.__name__: Case(fn, fn, args)
     for fn, args in (
@@ -1232,7 +1345,8 @@ NARROW: dict[str, Case] = {
                 *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
                 *(tied_layers, linear_residual, off_diagonal, masked_projection),
                 *(stream_of_norms, stream_of_products, divergence, reflected, antisymmetric),
-                *(no_slope, twins, bilinear),
+                *(no_slope, twins, bilinear, augmented_rows, sums_and_differences),
+                *(small_inputs, small_places, rounded_layers),
             )
         ),
     )
