@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from jaxamp import PrecisionPolicy
+from jaxamp.core import jax_compat
 from jaxamp.plan import plan_program
 from tests.calls import entered
 
@@ -90,3 +91,16 @@ def test_four_times_as_many_layers_take_four_times_as_long(loss: Loss):
     """A layer of many is planned in as many calls as one of few."""
     _calls(loss, FEW)  # what is imported and looked up once
     assert _calls(loss, MANY) < 1.1 * _calls(loss, FEW)
+
+
+def test_what_products_of_known_numbers_multiply_is_not_computed(monkeypatch: pytest.MonkeyPatch):
+    """Places of words times frequencies: XLA compiled a program for each operation on them."""
+    monkeypatch.setattr(jax_compat, "computed", lambda eqn, _: pytest.fail(str(eqn)))
+
+    def rotated(x: jax.Array, w: jax.Array) -> jax.Array:
+        places = jnp.cumsum(jnp.where(jnp.ones(8, jnp.int32) == 0, 0, 1)) - 1.0
+        turns = jnp.einsum("t,k->tk", places, 1e4 ** -(jnp.arange(64) / 64))
+        return x @ w * jnp.cos(turns)
+
+    plan = plan_program(jax.make_jaxpr(rotated)(X, W), PrecisionPolicy.MIXED_BF16)
+    assert [d.operand for d in plan.decisions() if d.primitive == "dot_general"][-1].short == "bf16"

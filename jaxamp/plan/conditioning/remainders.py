@@ -39,6 +39,8 @@ def find_remainders(
     found, differences, parted = dict[Node, Sequence[int]](), set[int](), set[int]()
     balanced = _Balanced(arrays, known)
     for node in products:
+        if all(map(known.is_made, node.ins)):
+            continue  # to compute what it multiplies takes longer than all else
         read = arrays.read(node)
         # A form, `x.T @ (laplacian @ x)`, is a sum of differences by what these are of.
         is_form = any(arrays.is_linear(v, read) for v in read & differences)
