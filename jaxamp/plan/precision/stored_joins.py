@@ -182,8 +182,9 @@ class _Joins:
         graph, is_far = self.graph, self.regions.is_far
         moved = [v for r in graph.readers[value] if r.role is Role.MOVE for v in r.outs]
         parts = [v for v in moved if is_smaller(graph.sizes[v], graph.sizes[value])]
-        waits = is_joined or any(is_far(v, r) for v in parts for r in graph.readers[v])
-        return waits and len(parts) > 1
+        if len(parts) < 2:
+            return False
+        return is_joined or any(is_far(v, r) for v in parts for r in graph.readers[v])
 
     def _is_normalized(self, value: int) -> bool:
         """Return whether a value is combined with its own statistic, which magnifies roundings.
