@@ -93,8 +93,21 @@ def test_a_norm_is_read_where_its_rows_are_looked_up(order: Any) -> None:
     assert not any({"gather", "rsqrt"} <= names for names in made)
 
 
-@pytest.mark.parametrize(("fn", "is_again"), [(gated, True), (messages, False)])
+def grouped(w: jax.Array, x: jax.Array) -> jax.Array:
+    rows = hidden(w[0], x)[SOURCE].reshape(2, -1, WIDTH)
+    return jnp.mean((jnp.einsum("nik,kj->nij", rows, w[1]) @ w[2]) ** 2)
+
+
+def received(w: jax.Array, x: jax.Array) -> jax.Array:
+    sent = jnp.tanh(hidden(w[0], x)[SOURCE] @ w[1])
+    return jnp.mean((jnp.zeros((NODES, WIDTH)).at[SOURCE].add(sent) @ w[2]) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "is_again"), [(gated, True), (messages, False), (grouped, False), (received, False)]
+)
 def test_rows_that_products_alone_read_are_looked_up_once(fn: Any, is_again: bool) -> None:
+    """Nor are rows of cotangents, of what is received, looked up again."""
     program = jax.make_jaxpr(amp(jax.grad(fn), "mixed_bf16"))(W, X).jaxpr
     groups = [e.params["jaxpr"] for e in equations(program) if e.primitive.name == "fused_group"]
     found = {e.primitive.name for group in groups for e in equations(group)}
