@@ -12,6 +12,7 @@ from jaxamp.core.features import register, register_words
 from jaxamp.policy.presets import enter_presets
 
 CONTRIBUTING = {
+    "cancellation": (),
     "found": ("fused_attention", "loss_in_chunks"),
     "modules": (),
     "quantized": (

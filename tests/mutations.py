@@ -167,10 +167,10 @@ MUTATIONS = (
         "tests/plan tests/numerics/test_hostile.py",
     ),
     Mutation(
-        "plan/conditioning/arrays.py",
+        "cancellation/arrays.py",
         "self.makers.setdefault(out, node)",
         "self.makers[out] = node",
-        "tests/plan/conditioning/test_arrays.py",
+        "tests/cancellation/test_arrays.py",
     ),
     Mutation(
         "plan/conditioning/amplification.py",
@@ -245,19 +245,19 @@ MUTATIONS = (
         "tests/xla/test_row_broadcasts.py",
     ),
     Mutation(
-        "plan/conditioning/solver_steps.py",
+        "plan/dataflow/provenance.py",
         "elif not drawn.issuperset(node.ins):",
         "else:",
         "tests/plan/test_solvers.py",
     ),
     Mutation(
-        "plan/conditioning/solver_steps.py",
+        "plan/dataflow/provenance.py",
         " and node.ins[0] not in made",
         "",
         "tests/plan/test_solvers.py",
     ),
     Mutation(
-        "plan/conditioning/remainders.py",
+        "cancellation/remainders.py",
         "not any(n.link is Link.SLICE for n, _ in arrays.path(a))",
         "True",
         "tests/plan/test_solvers.py",

@@ -88,6 +88,8 @@ class Work:
     Attributes:
       name: of a traced program, the same with more scopes, which rules and reports read.
       replace: functions of a traced program and a policy, which replace regions of one kind each.
+      keep: of a ``plan.graph.graph.Graph`` and its known values, the products that are not to be
+        rounded, each with its ``Constraint``.
       choose: of a ``plan.findings.Draft``, new choices for some nodes, after the core's.
       steer: of the ``plan.findings.Findings``, hints for a compiler; one feature has them.
       emitter: of a policy, the ``rewrite.emitter.Emitter`` of such hints, by that feature.
@@ -101,6 +103,7 @@ class Work:
 
     name: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None
     replace: tuple[Callable[[ClosedJaxpr, Any], Replaced], ...] = ()
+    keep: Callable[[Any, Any], Mapping[Any, Any]] | None = None
     choose: Callable[[Any], Mapping[Any, Any]] | None = None
     steer: Callable[[Any], Any] | None = None
     emitter: Callable[[Any], Any] | None = None

@@ -15,11 +15,11 @@ from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import UnknownPrimitiveError
 from jaxamp.plan.assemble import assemble, ground_of
 from jaxamp.plan.conditioning.hazards import Hazards
-from jaxamp.plan.conditioning.precise_products import find_precise_products
-from jaxamp.plan.conditioning.solver_steps import find_factors
+from jaxamp.plan.conditioning.precise_products import enter_products
 from jaxamp.plan.conditioning.undone_sums import find_undone
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
+from jaxamp.plan.dataflow.provenance import find_factors
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import Plan
@@ -86,7 +86,7 @@ def make_plan(
     graph.deciding = deciding
     find_ranges(graph)
     find_factors(graph)
-    find_precise_products(graph)
+    enter_products(graph)
     find_undone(graph)
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or (), forms=forms)

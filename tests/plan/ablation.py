@@ -33,7 +33,7 @@ from jaxamp.core.intervals import ANYWHERE
 from jaxamp.plan.conditioning.amplification import Amplified
 
 HAZARDS = "jaxamp.plan.conditioning.hazards"
-PRECISE = "jaxamp.plan.conditioning.precise_products"
+CANCELLED = "jaxamp.cancellation.cancelled_products"
 CHOICE = "jaxamp.plan.precision.choose"
 
 
@@ -71,13 +71,13 @@ ANALYSES: dict[str, tuple[str, Any]] = {
     "forget_gates": (f"{HAZARDS}.find_forget_gates", _nothing),
     "unrolled_recurrences": (f"{HAZARDS}.find_unrolled_recurrences", _no_list),
     "lookup_places": ("jaxamp.plan.dataflow.uses.PLACE", 0),
-    "precise_products": ("jaxamp.plan.planner.find_precise_products", _nothing),
-    "squares": (f"{PRECISE}.find_cancelled", _no_reasons),
-    "residues": (f"{PRECISE}.find_residues", _no_reasons),
-    "remainders": ("jaxamp.plan.conditioning.residues.find_remainders", _no_reasons),
-    "finite_differences": ("jaxamp.plan.conditioning.remainders.find_slopes", _nothing),
+    "precise_products": ("jaxamp.plan.planner.enter_products", _nothing),
+    "squares": (f"{CANCELLED}.find_cancelled", _no_reasons),
+    "residues": (f"{CANCELLED}.find_residues", _no_reasons),
+    "remainders": ("jaxamp.cancellation.residues.find_remainders", _no_reasons),
+    "finite_differences": ("jaxamp.cancellation.remainders.find_slopes", _nothing),
     "undone_sums": ("jaxamp.plan.planner.find_undone", _nothing),
-    "solver_steps": (f"{PRECISE}.find_solver_steps", _no_reasons),
+    "solver_steps": (f"{CANCELLED}.find_solver_steps", _no_reasons),
     "singularities": (f"{HAZARDS}.find_singularities", _no_flags),
     "small_divisors": (f"{HAZARDS}.find_small_divisors", _no_flags),
     "rescaled_products": (f"{CHOICE}.find_rescaled_products", _nothing),

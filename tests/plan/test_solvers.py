@@ -135,6 +135,7 @@ def test_results_are_off_by_a_few_roundings_in_norm(program: Program, policy: st
     assert 0 < off <= CLASSES["deep"] * jnp.finfo(LOW[policy]).eps * np.linalg.norm(exact)
 
 
+@pytest.mark.feature("cancellation")
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("solve", [jnp.linalg.solve, lambda k, y: cho_solve(cho_factor(k), y)])
 def test_the_mean_of_a_gaussian_process_has_the_gradient_of_float32(solve, policy: str) -> None:
@@ -200,6 +201,7 @@ def test_a_derivative_takes_the_steps_that_the_solver_took(order: str, low: str)
     assert any(d.is_narrow for d in plan_of(jax.grad(energy), low)(w, y).decisions())
 
 
+@pytest.mark.feature("cancellation")
 @pytest.mark.parametrize("solve", [jnp.linalg.solve, lambda a, b: jnp.linalg.inv(a)])
 def test_what_a_factorization_is_made_of_has_the_gradient_of_float32(solve: Program) -> None:
     """Products are float32 there; a solution lies where they cancel, and so do cotangents."""
@@ -319,6 +321,7 @@ POINTS = {
 }
 
 
+@pytest.mark.feature("cancellation")
 @pytest.mark.parametrize("points", POINTS)
 def test_cotangents_of_points_around_a_mean_are_not_rounded(points: str) -> None:
     """The weights of such points are large and of both signs: cotangents cancel in their sum."""

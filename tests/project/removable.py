@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 FEATURES = {
     "found": ("found",),
     "quantized": ("quantized",),
+    "cancellation": ("cancellation",),
     "xla": ("xla",),
     "modules": ("modules",),
     "display": ("display",),

@@ -25,7 +25,7 @@ def test_each_feature_can_be_taken_away(case: str) -> None:
     assert main([case], LONG) == 0
 
 
-PLANNING = {"found", "quantized", "xla", "modules"}
+PLANNING = {"cancellation", "found", "quantized", "xla", "modules"}
 """The rooms of the features that take part in planning and rewriting."""
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from jaxamp.core.semantics import Linear, Rounding
 from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.conditioning.squares import CANCELLED
+from jaxamp.plan.dataflow.constraints import CANCELLED
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.graph.consumers import SUMS, find_origins, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, is_smaller

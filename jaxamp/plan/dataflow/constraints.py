@@ -27,6 +27,7 @@ class Constraint(NamedTuple):
 
 FACTORED = Constraint("feeds a matrix factorization", Guard.NO_KERNEL)
 READS_SOLUTION = Constraint("reads the result of a matrix factorization", Guard.NO_KERNEL)
+CANCELLED = Constraint("sums of squares of its operands nearly cancel it", Guard.SENSITIVE)
 CAST = Constraint("an operand was cast to f32 explicitly", None)
 WRITTEN = Constraint("multiplies numbers that the program makes of known ones", Guard.NO_GAIN)
 

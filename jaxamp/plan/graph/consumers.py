@@ -115,6 +115,11 @@ def find_summed(graph: Graph, node: Node) -> int | None:
     return None
 
 
+def multiplies(node: Node) -> bool:
+    """Return whether a node is a product of matrices, or an outer one: an elementwise role."""
+    return node.role is Role.CONTRACT or node.name == "dot_general"
+
+
 def is_square(node: Node) -> bool:
     """Return whether a node multiplies a value by itself."""
     if node.name == "mul":

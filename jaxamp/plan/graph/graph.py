@@ -190,10 +190,10 @@ class Graph:
       ruled: operands of functions with derivative rules of their own (`custom_jvp`).
       ruled_results: results of such functions.
       carries: carries of all loops.
-      precise: products that are not to be rounded, each with why; see `precise_products.py`.
+      precise: products that are not to be rounded, each with why; see `cancellation/`.
       unrounded: what these read.
       undone: sums from which a term is subtracted later; see `undone_sums.py`.
-      factors: results of matrix factorizations and solves; see `solver_steps.py`.
+      factors: results of matrix factorizations and solves; see `provenance.py`.
       written: results of products of numbers that the program makes of known ones.
       deciding: products elsewhere that decide when a loop stops; see `repeated_decisions.py`.
       readers: per value, the nodes that read it, in program order.

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from jaxamp.cancellation.arrays import Arrays, both_ways
+from jaxamp.cancellation.finite_differences import find_slopes
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.arrays import Arrays, both_ways, multiplies
-from jaxamp.plan.conditioning.finite_differences import find_slopes
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import descendants, is_square
+from jaxamp.plan.graph.consumers import descendants, is_square, multiplies
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _NONE: frozenset[int] = frozenset()

@@ -14,9 +14,9 @@ import pytest
 from benchmarks.deviceless.models import EVERY
 from jaxamp import PrecisionPolicy, Rule, amp, plan_of
 from jaxamp.core.formats import Precision
+from tests.cancellation.differences import CASES, NARROW, W, X, Y, powers, sines
 from tests.fields.oracle import Oracle, evaluated
 from tests.numerics.ulps import POLICIES
-from tests.plan.conditioning.differences import CASES, NARROW, W, X, Y, powers, sines
 
 ORDERS = ("amp", "amp(grad)", "grad(amp)")
 TIMES = 3

@@ -13,7 +13,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.graph.consumers import ADDS, SCALES, closure, find_summed, is_square, reached
+from jaxamp.plan.graph.consumers import (
+    ADDS,
+    SCALES,
+    closure,
+    find_summed,
+    is_square,
+    multiplies,
+    reached,
+)
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
@@ -29,11 +37,6 @@ _TERMS = 8  # what a longer sum adds up counts as one: a residual stream is as l
 def chosen(node: Node) -> tuple[int, ...]:
     """Return the operands of a node but for what chooses among them."""
     return node.ins[1:] if node.name == "select_n" else node.ins
-
-
-def multiplies(node: Node) -> bool:
-    """Return whether a node is a product of matrices, or an outer one: an elementwise role."""
-    return node.role is Role.CONTRACT or node.name == "dot_general"
 
 
 class Arrays:

@@ -13,14 +13,11 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from jaxamp.core.guards import Guard
+from jaxamp.cancellation.arrays import REDUCTIONS, SIGNS, Arrays, both_ways, chosen
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.conditioning.arrays import REDUCTIONS, SIGNS, Arrays, both_ways, chosen, multiplies
-from jaxamp.plan.dataflow.constraints import Constraint, free_axes
-from jaxamp.plan.graph.consumers import SCALES, SUMS, closure, is_square
+from jaxamp.plan.dataflow.constraints import CANCELLED, Constraint, free_axes
+from jaxamp.plan.graph.consumers import SCALES, SUMS, closure, is_square, multiplies
 from jaxamp.plan.graph.graph import Link, Node, Role
-
-CANCELLED = Constraint("sums of squares of its operands nearly cancel it", Guard.SENSITIVE)
 
 
 class Pair(NamedTuple):

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 
+from jaxamp.cancellation.arrays import Arrays
 from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.hashing import params_key
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.conditioning.arrays import Arrays, multiplies
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import SCALES, is_square, reached
+from jaxamp.plan.graph.consumers import SCALES, is_square, multiplies, reached
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 
 _NEAR, _STEP, _SAME = 1 / 8, 1 / 32, 1e-5  # how far places of a slope are apart, or the same

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxamp.plan.conditioning.arrays import Arrays
+from jaxamp.cancellation.arrays import Arrays
 from jaxamp.plan.graph.unfold import unfold
 
 X = jnp.ones((4, 4))

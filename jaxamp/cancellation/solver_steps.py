@@ -10,38 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxamp.cancellation.arrays import ADDED, Arrays
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.arrays import ADDED, Arrays
 from jaxamp.plan.dataflow.constraints import FACTORED, READS_SOLUTION, Constraint
-from jaxamp.plan.graph.consumers import find_drawn
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import mark, union
 
 STEP = Constraint("makes the residual of a solver's step", Guard.NO_KERNEL)
 
 _SOLVERS = (Trait.SOLVER, Trait.LINALG)
-
-
-def find_factors(graph: Graph) -> None:
-    """Enter the results of factorizations and solves, except of samples, and but for `q` of `qr`.
-
-    Orthogonal weights, initial ones or of a layer, are a factor and no solution. A triangle with a
-    diagonal of ones that is no factor is a recurrence, `x[i] = b[i] - sum(a[i, :i] * x[:i])`, as of
-    the delta rule in chunks: its terms may be rounded as those of any loop.
-    """
-    if not any(node.trait is Trait.LINALG for node in graph.nodes):
-        return
-    drawn, made = find_drawn(graph), set[int]()  # `made` of factors, without a product
-    for node in graph.nodes:
-        if node.trait is not Trait.LINALG:
-            is_made = node.role is not Role.CONTRACT and not made.isdisjoint(node.ins)
-            made.update(node.outs if is_made else ())
-        elif not drawn.issuperset(node.ins):
-            is_recurrence = node.eqn.params.get("unit_diagonal") and node.ins[0] not in made
-            factors = () if is_recurrence else node.outs[node.name == "qr" :]
-            made.update(factors)
-            graph.factors.update(factors)
 
 
 def find_solver_steps(graph: Graph, products: Sequence[Node]) -> dict[Node, Constraint]:

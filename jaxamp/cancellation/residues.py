@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from jaxamp.cancellation.arrays import Arrays, chosen
+from jaxamp.cancellation.remainders import find_remainders
+from jaxamp.cancellation.squares import Squares
 from jaxamp.core.guards import Guard
 from jaxamp.jaxprs.contracted import size, terms
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.conditioning.arrays import Arrays, chosen, multiplies
-from jaxamp.plan.conditioning.remainders import find_remainders
-from jaxamp.plan.conditioning.squares import Squares
 from jaxamp.plan.dataflow.constraints import Constraint
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import SCALES
+from jaxamp.plan.graph.consumers import SCALES, multiplies
 from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.plan.graph.sweeps import backward, mark, union
 
