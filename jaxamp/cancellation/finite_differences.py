@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from jaxamp.cancellation.arrays import Arrays
 from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
+from jaxamp.jaxprs.contracted import size
 from jaxamp.jaxprs.hashing import params_key
 from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.dataflow.exact import factor
@@ -157,7 +158,16 @@ class _Steps:
         scales = [n for v in by if (n := arrays.makers.get(v)) and n.name in SCALES]
         numbers = [factor(graph, source, node)]
         numbers += [graph.constants.get(v) for n in scales for v in n.ins]
-        return any(n is not None and _SAME < abs(n) < _STEP for n in numbers)
+        small = [abs(n) for n in numbers if n is not None and _SAME < abs(n) < _STEP]
+        return bool(small) and min(small) * self._terms(source) < 1 - _NEAR  # a mean is large
+
+    def _terms(self, source: int) -> float:
+        """Return how many numbers a sum along axes adds up for each of its own; else one."""
+        avals = self._graph.avals
+        for node, value in self._arrays.path(source) if self._arrays.is_sum[source] else ():
+            if node.role is not Role.MOVE and node.name not in SCALES:
+                return size(avals[value]) / size(avals[node.outs[0]])
+        return 1
 
 
 def _near_one(graph: Graph) -> Iterator[tuple[int, int]]:

@@ -919,6 +919,7 @@ ALONG: dict[str, Callable[[Array], Array]] = {
     "multiple": lambda x: 0.01 * jnp.flip(x),
     "normalized": lambda x: jnp.flip(x) / jnp.sqrt((x**2).sum(-1, keepdims=True)) * 0.02,
     "between": lambda x: 0.01 * (jnp.flip(x) - x),
+    "mean": lambda x: 0.01 * jnp.flip(x).mean(0),
     "of a size": lambda x: 0.01 * jnp.maximum(jnp.abs(x), 1.0),
 }
 
