@@ -27,7 +27,7 @@ ELSE = ("reads the result of a matrix factorization", "a product with equal numb
 """Why they are float32 in any case, whatever they cancel."""
 
 
-@pytest.mark.product("name", every=3)
+@pytest.mark.product("name", every=4)
 @pytest.mark.parametrize("low", POLICIES)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", CASES)

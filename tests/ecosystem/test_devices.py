@@ -146,7 +146,7 @@ def test_all_devices_skip_the_step_that_one_cannot_take(strategy, by_hand, mesh,
     assert {float(part.data) for part in kept.loss_scale.addressable_shards} == {2.0**9}
 
 
-@pytest.mark.product
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_clipping_by_hand_is_by_the_norm_of_whole_gradients(limit):
     """Split and whole parameters together, after unscaling, as on one device."""

@@ -321,6 +321,7 @@ def _inference() -> SVI:
     return SVI(_regression, _guide, numpyro.optim.Adam(0.05), Trace_ELBO())
 
 
+@pytest.mark.long
 def test_numpyro_svi_update() -> None:
     """A step of variational inference is the place for `amp`: its losses are those of float32."""
     x, y, _ = _data()

@@ -73,3 +73,30 @@ def test_two_processes_train_as_one(reports, way):
             assert ours["loss"] == theirs["loss"]
             np.testing.assert_allclose(ours["loss"], one["loss"], rtol=NEAR)
     assert first[-1]["loss"] < 0.8 * first[0]["loss"]
+
+
+LOWERED = """
+import jax
+from benchmarks import trace_cost
+from jaxamp import amp
+
+loss, args = trace_cost.MODELS[f"{trace_cost.SCANNED} layers, scanned"]()
+for step in (amp(jax.grad(loss)), jax.grad(amp(loss))):
+    print(jax.jit(step).lower(*args).as_text())
+"""
+
+
+def test_a_program_is_the_same_in_every_process():
+    """Whatever the order of sets: processes run one program, and a compilation cache has it."""
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", LOWERED],
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert len(texts[0]) > 10_000
+    assert texts[0] == texts[1]

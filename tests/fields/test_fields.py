@@ -59,6 +59,7 @@ def test_unlucky_draws_hold_in_the_median(run: str) -> None:
     assert outcome.undecided < len(outcome.leaves)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", KNOWN[UNSCALED])
 def test_a_loss_scale_is_what_unscaled_runs_lack(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, low, order = run.split(" ")

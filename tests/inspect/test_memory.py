@@ -28,7 +28,7 @@ ASKED = {
 }
 
 
-@pytest.mark.product("ask", every=2)
+@pytest.mark.product("ask", every=3)
 @pytest.mark.parametrize("ask", ASKED)
 def test_a_dropped_program_dies(ask):
     """A captured weight, an object in a partial, the function and the argument, once dropped."""

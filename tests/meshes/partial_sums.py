@@ -1,6 +1,7 @@
 """What devices add up and compare in a ``shard_map`` over some axes, compiled and run on a CPU.
 
     python -m tests.meshes.partial_sums
+    python -m tests.meshes.partial_sums psum all_gather     some of them
 
 XLA's CPU compiler ends the process for such sums in bfloat16, so that this is a process of its own.
 It prints, as JSON, how far each result is from that of float32, in units of the largest.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from functools import partial
 from typing import Any
 
@@ -69,15 +71,15 @@ def distances(loss: Any) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    """Print all distances."""
-    found = {}
+def main(names: list[str]) -> None:
+    """Print the distances of some collectives, or of all."""
+    found, chosen = {}, {n: how for n, how in COLLECTIVES.items() if n in (names or COLLECTIVES)}
     with jax.set_mesh(jax.make_mesh((2, 4), ("d", "m"), axis_types=(AxisType.Auto,) * 2)):
-        for (name, how), check in itertools.product(COLLECTIVES.items(), (True, False)):
+        for (name, how), check in itertools.product(chosen.items(), (True, False)):
             each = distances(partial(program, how, check))
             found |= {f"{name}, {check=}, {k}": v for k, v in each.items()}
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -13,10 +13,11 @@ from jax.sharding import AxisType
 
 from jaxamp import amp, plan_of
 from tests.meshes import checks, partial_sums
+from tests.meshes.partial_sums import COLLECTIVES
 from tests.meshes.registry import KINDS, MESH_PROGRAMS
 
 
-@pytest.mark.product("case.program", every=3)
+@pytest.mark.product("case.program", every=4)
 @pytest.mark.parametrize("case", checks.every_case(), ids=str)
 def test_types_and_numbers(case):
     """In both orders: results lie where those of float32 do, and are as near as rounding allows."""
@@ -31,13 +32,16 @@ def test_there_are_enough_programs():
     assert {program.kind for program in MESH_PROGRAMS.values()} == set(KINDS)
 
 
-def test_sums_of_a_part_over_some_axes_compile_for_a_cpu():
+@pytest.mark.parametrize(
+    "names", [["psum", "all_gather"], pytest.param([*COLLECTIVES], marks=pytest.mark.long)]
+)
+def test_sums_of_a_part_over_some_axes_compile_for_a_cpu(names):
     """Those in bfloat16 end the process of XLA's compiler, if nothing is done about them."""
-    command = [sys.executable, "-m", "tests.meshes.partial_sums"]
+    command = [sys.executable, "-m", "tests.meshes.partial_sums", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert len(found) == 48
+    assert len(found) == 8 * len(names)
     assert {name: far for name, far in found.items() if not far <= 0.02} == {}
 
 
@@ -48,7 +52,7 @@ def test_sums_are_in_float32_on_a_cpu_alone(platform, dtype, name):
     mesh = jax.make_mesh((2, 4), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
 
     def layer(*args):
-        return partial_sums.program(partial_sums.COLLECTIVES[name], True, *args)
+        return partial_sums.program(COLLECTIVES[name], True, *args)
 
     with jax.set_mesh(mesh):
         traced = jax.jit(amp(layer, "bf16")).trace(*[jnp.ones((16, 16))] * 3)

@@ -19,8 +19,8 @@ from jaxamp.numerics.shadow import run_beside
 from tests.inspect.planted import FAULTS, MARK, Fault
 
 # One of each kind; `python -m benchmarks.probe faults` goes through all.
+LONG = "backward_overflow_in_layer_7_of_12"
 SAMPLE = (
-    "backward_overflow_in_layer_7_of_12",
     "zero_over_zero",
     "scan_iteration_37",
     "custom_vjp_backward",
@@ -33,7 +33,15 @@ SAMPLE = (
 
 
 @pytest.mark.product("fault", every=2)
-@pytest.mark.parametrize("fault", [f for f in FAULTS if f.name in SAMPLE], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(f, marks=pytest.mark.long if f.name == LONG else ())
+        for f in FAULTS
+        if f.name in (*SAMPLE, LONG)
+    ],
+    ids=lambda f: f.name,
+)
 def test_planted_faults_are_found(fault: Fault):
     """The line, scope, pass and iteration of a planted fault are named."""
     assert wrong(fault) == ""

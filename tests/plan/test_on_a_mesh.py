@@ -71,6 +71,7 @@ def results(fn: Gradient, args: Any) -> Counter[tuple[str, Precision | None]]:
     return Counter((d.primitive, d.output) for d in decisions if d.primitive not in UNPLANNED)
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("of", [multiplied, stored, results])
 @pytest.mark.parametrize("name", [*MODELS, *SMALL, *SOLVERS])
 def test_a_plan_does_not_depend_on_a_mesh(name: str, of: Callable[..., Counter[Any]]) -> None:

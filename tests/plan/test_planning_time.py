@@ -87,6 +87,7 @@ def _calls(loss: Loss, count: int) -> float:
     return entered(lambda: plan_program(jaxpr, PrecisionPolicy.MIXED_BF16)) / count
 
 
+@pytest.mark.product("loss", every=2)
 @pytest.mark.parametrize("loss", [layers, loops, shared, totals, solver, orbits, slopes, fading])
 def test_four_times_as_many_layers_take_four_times_as_long(loss: Loss):
     """A layer of many is planned in as many calls as one of few."""

@@ -41,6 +41,7 @@ def test_a_fresh_function_is_traced_again():
     assert len(calls) == 3
 
 
+@pytest.mark.product("name", every=3)
 @pytest.mark.parametrize("name", trace_cost.MODELS)
 def test_models_are_differentiable(name):
     """Each loss that is traced is one number, with a gradient for every parameter."""
@@ -57,6 +58,7 @@ def test_the_scanned_transformer_has_its_layers():
     assert [e.params["length"] for e in eqns if e.primitive.name == "scan"] == [trace_cost.SCANNED]
 
 
+@pytest.mark.long
 def test_memory_of_a_plan_is_measured_beside_its_jaxpr():
     """A plan takes some memory, and no multiple of what the jaxpr takes."""
     trace_cost.memory_ratio(trace_cost.chain(10), (jnp.ones((2, 2)),))  # loads the planner

@@ -153,7 +153,7 @@ def test_differences_of_neighbours_are_of_unrounded_sums(
     check(NEIGHBOURS[name], policy, order)
 
 
-@pytest.mark.product("name")
+@pytest.mark.product("name", every=2)
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", APART)
@@ -218,6 +218,7 @@ def reversible(loop: Callable[..., Any], x: jax.Array, ws: jax.Array) -> jax.Arr
     return jnp.concatenate(layers(tuple(jnp.split(x @ W32, 2, -1)), ws), -1)
 
 
+@pytest.mark.product("order")
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("loop", [lax.scan, written_out])
 def test_what_is_undone_in_the_backward_pass_is_not_rounded(

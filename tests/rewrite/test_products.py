@@ -27,7 +27,7 @@ LOWERED = products.lowering_sample()
 VALUES = products.value_sample()
 
 
-@pytest.mark.product("case.program", every=3)
+@pytest.mark.product("case.program", every=4)
 @pytest.mark.parametrize("case", LOWERED, ids=str)
 def test_composition_traces_and_lowers(case: Case) -> None:
     """Types, weak types and structure stay, the jaxpr is valid, products run low."""
@@ -41,7 +41,7 @@ def test_refusal_is_of_jax_itself(case: Case) -> None:
     products.check_refused(case)
 
 
-@pytest.mark.product("case.program", every=5)
+@pytest.mark.product("case.program", every=7)
 @pytest.mark.parametrize("case", VALUES, ids=str)
 def test_values_agree_with_float32(case: Case) -> None:
     """Values are within the table's tolerance of the float32 ones."""

@@ -74,6 +74,7 @@ WAYS = [_forward_mode, _only_activations, _only_the_matrix, _mapped, _of_an_ense
 BACKWARD = [way for way in WAYS if way not in (_forward_mode, _linearized)]
 
 
+@pytest.mark.product("way")
 @pytest.mark.parametrize(
     ("way", "loss"),
     [*((way, _loss) for way in WAYS), *((way, _ruled) for way in BACKWARD),

@@ -107,7 +107,7 @@ def _far(found: jax.Array, exact: jax.Array) -> float:
     return float(np.linalg.norm(np.float64(found) - exact) / np.linalg.norm(exact))
 
 
-@pytest.mark.product("program", every=2)
+@pytest.mark.product("program", every=3)
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_places_are_as_exact_as_with_products_alone_rounded(program: Program, policy: str) -> None:
@@ -115,7 +115,7 @@ def test_places_are_as_exact_as_with_products_alone_rounded(program: Program, po
     assert _far(amp(program, policy)(X, W, V), exact) <= 1.25 * _far(hand, exact)
 
 
-@pytest.mark.product("program", every=2)
+@pytest.mark.product("program", every=3)
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p is not hash_grid])  # it has jumps

@@ -54,7 +54,7 @@ def written_out(turn: Turn, w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.asarray(read)
 
 
-@pytest.mark.product("turn", every=2)
+@pytest.mark.product("turn", every=3)
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("turn", [gated, stepped, midpoint, parted, summed])
 def test_what_is_carried_is_not_rounded(turn: Turn, order: str) -> None:

@@ -28,6 +28,7 @@ def test_a_known_number_is_known_inside_of_a_loop(made: Callable[[], jax.Array])
     assert [graph.constants.get(value) for value in invariants] == [1.0]
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("policy", ["bf16", "f16"])
 def test_products_of_known_numbers_are_as_in_float32(policy: str) -> None:
     """The powers of a transition matrix, though a product reads one of them."""

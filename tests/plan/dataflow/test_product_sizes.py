@@ -34,6 +34,7 @@ def arguments(dims):
     return (w1, b1, w2, b2), state, target
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("policy", ["mixed_bf16", "mixed_f16"])
 def test_cotangents_of_a_small_state_reach_a_bias_unrounded(policy):
     """A shift changes no distance: the gradient of the last bias is a sum that cancels."""

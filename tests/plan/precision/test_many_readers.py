@@ -49,7 +49,7 @@ ORDERS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.product("loss", "order")
+@pytest.mark.product("order")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("loss", [heads, turned])

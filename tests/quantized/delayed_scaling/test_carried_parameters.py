@@ -106,6 +106,7 @@ def carried(history):
     return wide
 
 
+@pytest.mark.product("name", every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_that_are_not_measured_are_those_without(name):
     """The scales are those of the history in both, wherever parameters are quantized."""
@@ -163,6 +164,7 @@ def test_measured_steps_remember_what_steps_without_do():
     np.testing.assert_allclose(same, loss, rtol=2**-8)
 
 
+@pytest.mark.long
 def test_steps_in_a_loop_and_donated():
     """A history is a pytree like any other: a carry of a scan, and an argument that is donated."""
     step = amp(sgd, CARRIED)
@@ -242,6 +244,7 @@ FIRST = {
 }
 
 
+@pytest.mark.product("name", every=3)
 @pytest.mark.parametrize("name", FIRST)
 def test_whatever_holds_the_parameters(name):
     """The first argument is a tree of any kind; what quantized products read of it is carried."""

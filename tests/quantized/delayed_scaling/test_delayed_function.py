@@ -64,6 +64,7 @@ def test_scales_are_those_of_the_largest_magnitude_kept():
     np.testing.assert_allclose(third, 1, rtol=2**-4)
 
 
+@pytest.mark.long
 def test_a_step_that_is_not_measured():
     """It has the scales of the history, also in loops, and leaves it alone."""
     args = mlp_inputs(32, 32, 48)
