@@ -402,7 +402,7 @@ MUTATIONS = (
     ),
     Mutation(
         "found/cross_entropy/one_number.py",
-        "if not jax_compat.is_symbolic_zero(tangent)",
+        "if not jax_compat.is_symbolic_zero(t)",
         "",
         "tests/found/cross_entropy/test_one_number.py",
     ),

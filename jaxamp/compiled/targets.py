@@ -42,6 +42,7 @@ class Target:
       gpu: the compute capability of a GPU.
       description: what the compiler must be told of a GPU, which it reads from a driver elsewhere.
       topology: how the compiler calls it.
+      kind: how JAX calls a TPU.
       reached: what kernels reach of `bandwidth` and `rates`; all of it where nothing was timed.
     """
 
@@ -53,6 +54,7 @@ class Target:
     gpu: tuple[int, int] | None = None
     description: str = ""
     topology: str = "1x1x1"
+    kind: str = ""
     reached: Reached = Reached()
 
     @property
@@ -73,7 +75,7 @@ class Target:
     def described(self) -> AbstractContextManager[None]:
         """Lower programs for this chip: with the kernels that it takes."""
         if self.gpu is None:
-            return lowering_for("tpu")
+            return lowering_for(self.kind)
         major, minor, patch = _CUDNN
         version = 10_000 * major + 100 * minor + patch
         return lowering_for(TargetGpu(self.gpu, version))
@@ -158,10 +160,13 @@ def _gpu(
     )  # fmt: skip
 
 
-def _tpu(name: str, title: str, topology: str, bandwidth: float, **rates: float) -> Target:
+def _tpu(
+    name: str, title: str, kind: str, topology: str, bandwidth: float, **rates: float
+) -> Target:
     """Return a TPU: a product of f32 is one of bf16, or six if it must."""
     rates |= {"f32": rates["bf16"]}
-    return _chip(bandwidth, rates, name=name, title=f"Google {title}", topology=topology, highest=6)
+    words = {"name": name, "title": f"Google {title}", "kind": kind, "topology": topology}
+    return _chip(bandwidth, rates, highest=6, **words)
 
 
 _ALL = (
@@ -190,12 +195,12 @@ _ALL = (
         shared_per_block=232448, cache=132644864,
     ),
     # Google Cloud TPU documentation, pages "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)".
-    _tpu("v5e", "TPU v5e", "v5e:2x2", 0.819, bf16=197),
-    _tpu("v5p", "TPU v5p", "v5p:2x2x1", 2.765, bf16=459),
-    _tpu("v6e", "TPU v6e", "v6e:2x2", 1.638, bf16=918),
+    _tpu("v5e", "TPU v5e", "TPU v5 lite", "v5e:2x2", 0.819, bf16=197),
+    _tpu("v5p", "TPU v5p", "TPU v5", "v5p:2x2x1", 2.765, bf16=459),
+    _tpu("v6e", "TPU v6e", "TPU v6 lite", "v6e:2x2", 1.638, bf16=918),
     # A chip is two devices to JAX: half of what is published for the chip.
     _tpu(
-        "7x", "TPU7x, one of a chip's two devices", "tpu7x:2x2x1", 7.38 / 2,
+        "7x", "TPU7x, one of a chip's two devices", "TPU7x", "tpu7x:2x2x1", 7.38 / 2,
         bf16=2307 / 2, f8=4614 / 2,
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -21,6 +21,9 @@ class TargetGpu:
     cudnn: int | None  # version of cuDNN in its own numbering, 91200 for 9.12.0
 
 
+# MiB of arrays that XLA keeps in VMEM, of 128 or 64, by JAX's word for a chip (JAX 0.10.2).
+_ON_CHIP = {"TPU v5 lite": 112, "TPU v6 lite": 88, "TPU v5": 47, "TPU7x": 32}
+
 _described: Any = jax.make_user_context(None)  # part of the key of jax.jit's cache
 
 
@@ -31,12 +34,12 @@ def described_gpu() -> TargetGpu | None:
 
 def described_platform() -> str | None:
     """Return JAX's word for the platform that `lowering_for` describes, ``None`` without one."""
-    return "cuda" if isinstance(_described.value, TargetGpu) else _described.value
+    return "cuda" if isinstance(_described.value, TargetGpu) else _described.value and "tpu"
 
 
 @contextmanager
-def lowering_for(target: TargetGpu | Literal["tpu"] | None) -> Iterator[None]:
-    """Lower programs for another GPU than the one at hand, or for a TPU.
+def lowering_for(target: TargetGpu | str | None) -> Iterator[None]:
+    """Lower programs for another GPU than the one at hand, or for a TPU by JAX's word for it.
 
     Kernels are chosen for that device, also in exported programs: JAX does not guarantee the
     stability of their custom calls, so ``jax.export`` needs them in ``disabled_checks``.
@@ -63,6 +66,14 @@ def target_platform() -> str:
     """Return JAX's word for the platform that programs are meant for, described or at hand."""
     backend = jax.default_backend()
     return described_platform() or ("cuda" if backend == "gpu" else backend)
+
+
+def on_chip_memory() -> int:
+    """Return the bytes of arrays that stay on the chip of the target TPU; on others none do."""
+    if target_platform() != "tpu":
+        return 0
+    kind = _described.value or jax.devices()[0].device_kind
+    return _ON_CHIP.get(kind, min(_ON_CHIP.values())) * 2**20
 
 
 def target_gpu() -> TargetGpu | None:

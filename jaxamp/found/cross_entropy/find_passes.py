@@ -12,7 +12,7 @@ the logits computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,7 +55,7 @@ class Search:
       level: where it is.
       known: the known numbers of that.
       logits: the product.
-      taken: values that are made in chunks of other losses.
+      taken: per value that is made in chunks of another loss, the pass.
       rows: per value that depends on it and is computed token by token, where its tokens are; at
         first of it alone, or of what the program of a rule is given.
       stage: per value that depends on it, the pass in which it is made, or after which.
@@ -68,7 +68,7 @@ class Search:
     level: Level
     known: KnownArrays
     logits: Logits
-    taken: Set[int]
+    taken: Mapping[int, Pass]
     rows: dict[int, Rows]
     stage: dict[int, int] = field(default_factory=dict)
     flows: dict[Unit, Flow] = field(default_factory=dict)
@@ -99,29 +99,31 @@ class Search:
 
     def _follow(self) -> None:
         """Follow the tokens from where they are known on."""
-        self.stage.update(dict.fromkeys(self.rows, 1))
+        self.stage |= dict.fromkeys(self.rows, 1)
         self._wide.update(value for value, rows in self.rows.items() if self.is_big(value, rows))
         self._through.update(self.rows)
-        self._after = self.level.made_of(self.rows)
+        after = {a for unit in self.level.made_of(self.rows) for a in numbers(unit.outs)}
+        for other in {*self.taken.values()}:  # all that it makes is made of all that it reads
+            if not after.isdisjoint(value for value, _ in other.inputs):
+                self.stage |= dict.fromkeys(other.outputs, 1)
+        self._after = self.level.made_of(self.stage)
         for unit in self._after:
             self._step(unit)
 
     def _step(self, unit: Unit) -> None:
         tainted, outs = [a for a in numbers(unit.ins) if a in self.stage], numbers(unit.outs)
+        self.stage |= dict.fromkeys(outs, max(self.stage[a] for a in tainted))
         if self._is_sum(unit, tainted):
             self.flows[unit] = Flow((None,) * len(unit.ins), None)
-            self.stage[outs[0]] = max(self.stage[a] for a in tainted)
             self.sums.add(outs[0])
             return
         found = self._flow(unit)
         if found is None:
             if not self._wide.isdisjoint(tainted) and is_ruled(unit.eqn):
                 raise Stays("its softmax has a derivative rule that is not of each token")
-            self.stage.update(dict.fromkeys(outs, max(self.stage[a] for a in tainted)))
             return
-        self.stage.update(
-            dict.fromkeys(outs, max(self.stage[a] + (a not in self.rows) for a in tainted))
-        )
+        after = max(self.stage[a] + (a not in self.rows) for a in tainted)
+        self.stage |= dict.fromkeys(outs, after)
         self.flows[unit] = found
         if is_through := not self._through.isdisjoint(tainted):
             read = self.rules[unit].moved(outs) if unit in self.rules else outs
@@ -134,7 +136,7 @@ class Search:
             self._wide.update(out for out in outs if big and self.is_big(out, found.result))
         elif big or (
             self.stage[outs[0]] == 1  # no second pass for small numbers alone
-            and self.taken.isdisjoint(outs)
+            and self.taken.keys().isdisjoint(outs)
             and not any(self.is_big(a, self.rows.get(a)) for a in tainted)
             and (is_through or self.level.moving.isdisjoint(outs))  # none along weights alone
         ):
@@ -246,7 +248,7 @@ class Search:
         level = open_level(closed, unit.scope, is_final=True)
         places = zip(level.entries, rows, strict=True)
         start = {value: rows for value, rows in places if rows is not None}
-        search = Search(level, known_in(level, {}), self.logits, frozenset(), start)
+        search = Search(level, known_in(level, {}), self.logits, {}, start)
         search._follow()
         return search
 

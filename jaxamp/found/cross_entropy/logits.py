@@ -66,11 +66,8 @@ def before_exponentials(level: Level) -> list[Unit]:
 
 def logits_of(unit: Unit, level: Level) -> list[Logits]:
     """Return the axes of a product that may count tokens, the longest first."""
-    lhs, rhs, out = (v.aval.shape for v in (*unit.eqn.invars, *unit.eqn.outvars))  # type: ignore[attr-defined]
+    lhs, _, out = (v.aval.shape for v in (*unit.eqn.invars, *unit.eqn.outvars))  # type: ignore[attr-defined]
     (contracted, _), (batch, _) = unit.eqn.params["dimension_numbers"]
-    shared = len(contracted) + len(batch)
-    if shared in (len(lhs), len(rhs)):
-        return []
     width, heads = math.prod(lhs[i] for i in contracted), math.prod(out[: len(batch)])
     first = len(lhs) - len(contracted)  # axis of the result that is of the second operand
     made = [source(level, atom) in level.makers for atom in unit.ins]

@@ -28,7 +28,7 @@ from jaxamp.found.places import NARROW, told_otherwise, words_of
 from jaxamp.found.region import Region
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.known_arrays import KnownArrays
-from jaxamp.kernels.target_gpu import described_platform, target_platform
+from jaxamp.kernels.target_gpu import described_platform, on_chip_memory
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import scope_matches
 
@@ -129,7 +129,7 @@ class _Losses:
         """Return the losses of a level, and what looks like one."""
         regions: list[_Region] = []
         refused: list[Outcome] = []
-        taken = set[int]()
+        taken: dict[int, Pass] = {}
         for unit in before_exponentials(level):
             if not self._is_large(unit.eqn.outvars[0].aval):
                 continue
@@ -139,11 +139,12 @@ class _Losses:
                 refused.append(Outcome(KIND, *words_of(unit), str(why)))
                 continue
             regions += found
-            taken.update(*(region.computed.values for region in found))
+            for region in found:
+                taken |= dict.fromkeys(region.computed.values, region.computed)
         return regions, refused
 
     def _regions(
-        self, unit: Unit, level: Level, known: KnownArrays, taken: set[int]
+        self, unit: Unit, level: Level, known: KnownArrays, taken: dict[int, Pass]
     ) -> list[_Region]:
         """Return the passes of the loss of a product; raise `Stays` where they are not emitted."""
         why: Stays | None = None
@@ -192,8 +193,8 @@ class _Losses:
         sums = [aval.size for made in passes for _, aval in made.sums()]
         is_trained = not backward or logits.matrix.size in sums
         shape = -(-tokens // devices), logits.width, logits.words
-        caps = 0 if target_platform() == "tpu" else passes[0].count("tanh")
-        sizes = Sizes(*shape, again, is_trained, devices, logits.heads, caps)
+        own = logits.heads, passes[0].count("tanh"), on_chip_memory()
+        sizes = Sizes(*shape, again, is_trained, devices, *own)
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             raise Stays(chunks)
@@ -209,12 +210,9 @@ class _Losses:
         emitted: Any = functools.partial(as_written, again=not backward)
         if number is not None:
             emitted = functools.partial(differentiated, number=number)
+        typed = functools.partial(as_typed, logits=out, avals=level.avals)
         return [
-            _Region(
-                made,
-                as_typed(functools.partial(emitted, made, division), out, level.avals),
-                outcome,
-            )
+            _Region(made, typed(functools.partial(emitted, made, division)), outcome)
             for made in passes
         ]
 

@@ -51,11 +51,8 @@ def differentiated(
 
     @functools.partial(total.defjvp, symbolic_zeros=True)
     def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        moving = {
-            value: tangent
-            for value, tangent in zip(values, tangents, strict=True)
-            if not jax_compat.is_symbolic_zero(tangent)
-        }
+        given = zip(values, tangents, strict=True)
+        moving = {value: t for value, t in given if not jax_compat.is_symbolic_zero(t)}
 
         def passed(loop: Any, *arrays: Any) -> Any:
             given = dict(zip(values, arrays, strict=True))

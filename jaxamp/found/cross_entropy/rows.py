@@ -215,10 +215,8 @@ def _labels(
     return None
 
 
-def _elementwise(shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> _Labels | None:
+def _elementwise(shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> _Labels:
     """Return labels of operands of which some are scalars, or repeat along axes of size one."""
-    if any(len(shape) not in (0, len(result)) for shape in shapes):
-        return None
     operands = [
         [axis if n == result[axis] else None for axis, n in enumerate(shape)] for shape in shapes
     ]

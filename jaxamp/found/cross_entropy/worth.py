@@ -16,7 +16,7 @@ MATTERS = 2**26
 # H200, as `python -m benchmarks.losses --target h200` has them (JAX 0.10.2, 27 November 2026).
 _CHUNK = 2**26  # bytes of logits that a chunk has at least
 _BANDWIDTH, _RATE = 3.84e12, 692e12  # bytes and operations per second that kernels of an H200 reach
-_START = 6e-6  # seconds that each kernel takes besides
+_START = 6e-6  # seconds that each kernel of a GPU takes besides
 _KERNELS = 12  # of a chunk
 _AROUND = 4  # kernels that come with a product of a program
 _TILES = 132 * 128**2  # results of a product of which each multiprocessor computes some
@@ -38,8 +38,8 @@ class Sizes(NamedTuple):
       is_trained: whether its matrix has a gradient.
       devices: over how many all tokens are divided.
       heads: how many matrices there are, each with its own of the tokens.
-      caps: of how many `tanh` they are read that XLA stores in float32 where it stores logits: on a
-        TPU, of none.
+      caps: of how many `tanh` they are read, which XLA:GPU stores in float32 with logits.
+      on_chip: how many bytes of logits a TPU moves to no memory; none on a GPU.
       slices: how many the matrix is read in, so that no narrow copy of all is stored.
     """
 
@@ -51,6 +51,7 @@ class Sizes(NamedTuple):
     devices: int = 1
     heads: int = 1
     caps: int = 0
+    on_chip: int = 0
     slices: int = 1
 
     @property
@@ -78,21 +79,23 @@ class Sizes(NamedTuple):
         is_stored = chunks == 1
         again = 0 if is_stored else self.again
         matrix, each = self.heads * self.width * self.words, self.logits / chunks
+        each *= each > self.on_chip  # times no byte of those that stay on the chip
         moved = [each + _NARROW * matrix] * (2 + again)
         if self.is_trained:  # the gradient is in float32; chunks add to it, from zeros on
             moved.append(each + (4 if is_stored else 8) * matrix)
         arithmetic = 2 * self.tokens / chunks * self.width * self.words / _RATE
         products = sum(max(arithmetic, size / _BANDWIDTH) for size in moved)
         if is_stored:
-            return products + 4 * (1 + self.caps) * each / _BANDWIDTH
+            caps = 0 if self.on_chip else self.caps
+            return products + 4 * (1 + caps) * each / _BANDWIDTH
         softmax = (4 + 2 * again) * each
-        if self.words % 16 and self.tokens / chunks * self.width < _TILES:
+        starts = 0 if self.on_chip else _KERNELS * self.slices * _START
+        if starts and self.words % 16 and self.tokens / chunks * self.width < _TILES:
             softmax += 2 * each + 2 * _NARROW * matrix  # XLA:GPU copies and pads what it splits
         if self.slices > 1:  # each slice is copied twice, those of logits are joined
             softmax += 6 * each + 6 * matrix * (2 + again)
         beside = 8 * self.tokens * self.width + 4 * matrix * self.is_trained
-        each_time = products + softmax / _BANDWIDTH + _KERNELS * self.slices * _START
-        return chunks * each_time + beside / _BANDWIDTH
+        return chunks * (products + softmax / _BANDWIDTH + starts) + beside / _BANDWIDTH
 
     def slower(self, chunks: int, program: float) -> float:
         """Return how many times as long a program takes in chunks as with all logits stored.
@@ -105,7 +108,7 @@ class Sizes(NamedTuple):
         return 1 + (self.time(chunks) - self.time(1)) / program
 
 
-def products_of(jaxpr: Jaxpr, *, backward: bool) -> float:
+def products_of(jaxpr: Jaxpr, *, backward: bool, again: bool = False) -> float:
     """Return the seconds that a program's products take with its gradient, on one device.
 
     Loops count as often as they run. What a product reads and writes is moved by what is around
@@ -113,13 +116,9 @@ def products_of(jaxpr: Jaxpr, *, backward: bool) -> float:
 
     Args:
       jaxpr: the program.
-      backward: whether it has its gradient; each product is three otherwise, or four where a
-        checkpoint computes one of them again.
+      backward: whether it has its gradient; each product is three otherwise.
+      again: whether a checkpoint around it computes each once more then.
     """
-    return _products(jaxpr, *((1, 1) if backward else (3, 4)))
-
-
-def _products(jaxpr: Jaxpr, each: int, again: int) -> float:
     total = 0.0
     for eqn in jaxpr.eqns:
         avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
@@ -127,10 +126,11 @@ def _products(jaxpr: Jaxpr, each: int, again: int) -> float:
         numbers = multiplied(eqn.primitive.name, eqn.params, ins, *out) if out else None
         if numbers is not None:
             moved = _NARROW * sum(map(size, avals)) / _BANDWIDTH
-            total += each * (2 * numbers / _RATE + moved + _AROUND * _START)
+            each = 2 * numbers / _RATE + moved + _AROUND * _START
+            total += each if backward else (3 + again) * each
         times = (loop(eqn).trips or 1) if wiring(eqn) is Wiring.SCAN else 1
-        inner = again if eqn.primitive.name in ("remat2", "checkpoint") else each
-        inside = [_products(body.jaxpr, inner, again) for body in nested(eqn)]
+        inner = again or eqn.primitive.name in ("remat2", "checkpoint")
+        inside = [products_of(b.jaxpr, backward=backward, again=inner) for b in nested(eqn)]
         total += times * (max(inside) if wiring(eqn) is Wiring.BRANCHES else sum(inside))
     return total
 

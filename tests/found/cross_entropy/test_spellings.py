@@ -1,6 +1,7 @@
 """Losses are found in the spellings that people write, with their gradients and without."""
 
 import jax
+import jax.numpy as jnp
 import optax
 import pytest
 from jax.extend.core import jaxpr_as_fun
@@ -12,7 +13,7 @@ from tests.found.cross_entropy.newer_spellings import NEWER
 from tests.found.cross_entropy.newer_spellings import NOT_FOUND as NEWER_NOT_FOUND
 from tests.found.cross_entropy.ruled import NOT_FOUND as RULED_NOT_FOUND
 from tests.found.cross_entropy.ruled import RULED
-from tests.found.cross_entropy.spellings import LOSSES, NOT_FOUND, batch
+from tests.found.cross_entropy.spellings import LOSSES, NOT_FOUND, B, T, V, batch
 from tests.programs.registry import Draw
 
 ALL = LOSSES | NEWER | RULED
@@ -54,16 +55,42 @@ def test_chunks_compute_what_the_program_does(name, order):
     agree(*replaced(LOSSES[name], order))
 
 
-LINEAR = ("maxtext_segments", "mean_inside_of_the_rule", "t5x_weighted")
+LINEAR = ("maxtext_segments", "mean_inside_of_the_rule", "t5x_weighted", "masked_cotangents")
 """Rules whose cotangents are linear in that of a loss, so that gradients come with it."""
 
 
+def _ruled(name, rule):
+    """A loss of which a function gives the cotangents of logits."""
+    plain = optax.softmax_cross_entropy_with_integer_labels
+    loss = jax.custom_vjp(lambda logits, labels: plain(logits, labels))
+    loss.defvjp(lambda x, y: (loss(x, y), (x, y)), lambda kept, g: (rule(*kept, g), None))
+
+    def mean(x, w, labels):
+        return loss(x @ w, labels).mean()
+
+    return Program(name, lambda: (mean, batch(Draw(name))), 1)
+
+
+def _of_logits(logits, labels):
+    return jax.nn.softmax(logits) - jax.nn.one_hot(labels, V)
+
+
+def _masked(logits, labels, g):
+    return jnp.where((labels > 3)[..., None], _of_logits(logits, labels) * g[..., None], 0.0)
+
+
+HELD = RULED | {
+    "ignored_cotangents": _ruled("ignored_cotangents", lambda x, y, g: _of_logits(x, y)),
+    "masked_cotangents": _ruled("masked_cotangents", _masked),
+}
+
+
 @pytest.mark.parametrize("name", [*LINEAR, "clipped_cotangents", "another_gradient_added",
-    *(pytest.param(n, marks=pytest.mark.long) for n in RULED
+    "ignored_cotangents", *(pytest.param(n, marks=pytest.mark.long) for n in RULED
       if n not in LINEAR and (n, "forward") not in NOWHERE)])  # fmt: skip
 def test_a_rule_of_derivatives_holds(name):
     """Gradients of chunks are those that the rule says, whether or not they are those of a loss."""
-    closed, found, args = replaced(RULED[name], "forward")
+    closed, found, args = replaced(HELD[name], "forward")
     scaled = [
         lambda *xs, jaxpr=jaxpr: [3.0 * y for y in jaxpr_as_fun(jaxpr)(*xs)]
         for jaxpr in (closed, found.jaxpr)
@@ -83,6 +110,58 @@ def test_losses_alone_take_no_second_pass():
 
     program = Program("standardized", lambda: (standardized, batch(Draw("standardized"))), 1)
     agree(*replaced(program, "forward"))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_sum_of_the_first_pass_is_added_once(order):
+    """To one of the second pass, which is added up chunk by chunk."""
+
+    def surprising(x, w, labels):
+        logits = x @ w
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        mean = losses.mean()
+        return mean + (jax.nn.softmax(logits) * (losses - mean)[..., None]).sum()
+
+    program = Program("surprising", lambda: (surprising, batch(Draw("surprising"))), 1)
+    agree(*replaced(program, order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_targets_may_be_cut_before_the_loss(order):
+    """One-hot labels of one token more, which are computed in chunks, too."""
+
+    def shifted(x, w, labels):
+        targets = jax.nn.one_hot(jnp.concatenate([labels[:, :1], labels], 1), V)
+        return optax.softmax_cross_entropy(x @ w, targets[:, 1:]).mean()
+
+    program = Program("shifted", lambda: (shifted, batch(Draw("shifted"))), 1)
+    agree(*replaced(program, order))
+
+
+def _by_token(losses):
+    return (losses[0] * losses[1] * losses[2]).mean()
+
+
+def _means(losses):
+    return losses[0].mean() * losses[1].mean() * losses[2].mean()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("combined", [_by_token, _means])
+def test_losses_that_are_multiplied(combined, order):
+    """The gradient of each reads the others, which are made with gradients that read it."""
+
+    def loss(x, w, labels):
+        all_logits = (jnp.roll(x, i, -1) @ w for i in range(3))
+        each = optax.softmax_cross_entropy_with_integer_labels
+        return combined([each(logits, labels) for logits in all_logits])
+
+    program = Program(combined.__name__, lambda: (loss, batch(Draw("multiplied"))), 1)
+    closed, found, args = replaced(program, order)
+    assert len(found.found) == (3 if order == "forward" else 5)
+    made = [eqn.outvars for eqn in found.jaxpr.eqns if eqn.primitive.name == "dot_general"]
+    assert not any(v.aval.size == B * T * V for outs in made for v in outs)
+    agree(closed, found, args)
 
 
 @pytest.mark.long

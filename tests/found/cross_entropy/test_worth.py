@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxamp
+from jaxamp.compiled.deviceless import compile_all, exported
+from jaxamp.compiled.targets import TARGETS
 from jaxamp.found.cross_entropy.losses import chunk_losses
 from jaxamp.found.cross_entropy.worth import Sizes, chunks_for
-from jaxamp.kernels.target_gpu import lowering_for
+from jaxamp.kernels.target_gpu import lowering_for, on_chip_memory
 from tests.calls import entered
 from tests.found.cross_entropy.finding import CHUNKED
 
@@ -74,9 +76,61 @@ def test_capped_logits_cost_more_where_they_are_stored():
     def slower(cap):
         return jaxamp.plan_of(partial(loss, cap), policy)(*args).found[0].slower
 
-    with lowering_for("tpu"):
+    with lowering_for("TPU v5 lite"):
         assert slower(jnp.tanh) == slower(jnp.negative) > 1
     assert slower(jnp.tanh) < 0.95 < 1 < slower(jnp.negative)
+
+
+@pytest.mark.parametrize(
+    ("chip", "words", "chunks"),
+    [
+        ("v5e", 50265, 8),
+        ("v5e", 57344, 8),
+        ("v5e", 60000, 4),
+        ("v5p", 50265, 4),
+        ("h200", 50265, 2),
+    ],
+)
+def test_logits_that_stay_on_a_chip_are_not_moved(chip, words, chunks):
+    """Chunks of 1,024 tokens are those of a TPU that keeps so many words of each in VMEM."""
+    with TARGETS[chip].described():
+        head = Sizes(tokens=8192, width=768, words=words, on_chip=on_chip_memory())
+    assert chunks_for(head, None, 15e-3) == chunks
+
+
+def test_matrices_are_read_and_added_to_in_each_chunk():
+    """More of them cost a TPU more, though its logits are never moved."""
+    head = Sizes(tokens=8192, width=768, words=32128, on_chip=2**30)
+    assert head.time(8) < head.time(16) < head.time(32)
+
+
+def test_a_tpu_that_is_not_known_keeps_the_least():
+    with TARGETS["7x"].described():
+        least = on_chip_memory()
+    with lowering_for("TPU v99"):
+        assert on_chip_memory() == least > 0
+
+
+@pytest.mark.deviceless("v5e")
+@pytest.mark.parametrize(("words", "stays"), [(57344, True), (60000, False)])
+def test_a_v5e_keeps_what_is_said(words, stays):
+    """Of 1,024 tokens, the logits stay in VMEM or are in the memory of the compiled program."""
+    chip = TARGETS["v5e"]
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8192, 768), (768, words)))
+
+    def loss(x, w):
+        logits = x @ w
+        return (jax.nn.logsumexp(logits, -1) - logits[:, 0]).mean()
+
+    policy = jaxamp.PrecisionPolicy.MIXED_BF16.replace(loss_in_chunks="memory")
+    with chip.described():
+        assert (1024 * 2 * words <= on_chip_memory()) == stays
+        step = jax.grad(jaxamp.amp(loss, policy), (0, 1))
+        program = exported(step, lambda fn: fn, (x, w), {}, chip.platform)
+    ((module, _),) = compile_all(chip, [program])
+    lines = (line for part in module.computations.values() for line in part.instructions)
+    logits = [a for line in lines for a in line.results if a.dims == (1024, words)]
+    assert any(a.on_chip for a in logits) == stays
 
 
 def _deep(weights, x):
