@@ -25,6 +25,15 @@ def multiplied(name: str, params: dict[str, Any], ins: Sequence[Any], out: Any) 
     return None if each is None else size(out) * each
 
 
+def multiplies_by_vector(eqn: JaxprEqn | None, *, in_batches: bool = False) -> bool:
+    """Return whether a dot reads a matrix once, with a vector, or one in each of some batches."""
+    if eqn is None or eqn.primitive.name != "dot_general":
+        return False
+    read, (_, batches) = [v.aval for v in eqn.invars], eqn.params["dimension_numbers"]
+    each = multiplied("dot_general", eqn.params, read, eqn.outvars[0].aval)
+    return each in [size(a) for a in read] and (any(batches) or not in_batches)
+
+
 OTHERS: dict[str, Callable[[Sequence[Any]], int]] = {}
 """By primitive that is not JAX's, how many numbers it multiplies of operands of such types."""
 

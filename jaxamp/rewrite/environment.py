@@ -133,7 +133,7 @@ class Environment:
         precision, copy = read.precision, read.copy
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)
-        if copy is not None and (copy is not precision or (atom, copy) in self._copies):
+        if copy is not None:
             return cast(self._copy(atom, copy), precision)
         return self.read(atom, precision, own_cast=read.own_cast)
 
@@ -158,13 +158,11 @@ class Environment:
 
     def read_unbarriered(self, atom: Any, read: OperandRead) -> Any:
         """Return an operand as an equation reads it, from before its rounding barrier."""
-        if read.copy is not None:  # of a value that may be made by a kernel that gives no other
-            return self.read_operand(atom, read)
-        precision = read.precision
-        value = self.read(atom, precision)
-        if precision is None or isinstance(atom, Literal) or _has(self._values[atom], precision):
-            return value
-        return self.emitter.unbarriered(value)
+        value = self.read_operand(atom, read)
+        stored = self._values.get(atom) if isinstance(atom, Var) else None
+        is_wide = stored is None or read.precision is None or _has(stored, Precision.F32)
+        # A copy may be made by a kernel that gives nothing else of its value.
+        return value if is_wide or read.copy is not None else self.emitter.unbarriered(value)
 
     def _summed_wide(self, var: Var, value: Any) -> Any:
         """Return a form of a narrow value for one of its readers, whose cotangents meet in f32."""

@@ -753,6 +753,26 @@ def test_what_is_stored_of_a_custom_derivative_is_held(args: Any) -> None:
     assert any(a.shape == args[1].shape and a.dtype == jnp.bfloat16 for a in held)
 
 
+@pytest.mark.parametrize(
+    ("activation", "held"),
+    [(jax.nn.softplus, 1), (lambda x: jnp.logaddexp(x, 0.0), 1), (jax.nn.silu, 0)],
+    ids=["called", "written_out", "computed_again"],
+)
+def test_what_a_called_function_saves_for_another_is_held(
+    activation: Any, held: int, args: Any
+) -> None:
+    """`softplus` hands on its derivative in float32, and its backward pass rounds it.
+
+    XLA took the rounding away, and stored it so. That of `silu` is computed again.
+    """
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(activation(activation(x @ w) @ w) @ w)
+
+    jaxpr = jax.make_jaxpr(amp(jax.grad(loss), POLICY))(args[0][0], args[1]).jaxpr
+    assert [e.primitive.name for e in equations(jaxpr)].count("rounding_barrier") == held
+
+
 def test_stacked_inputs_of_products_are_narrow() -> None:
     """A stream that stays float32 is stacked in bfloat16 where only products read the stack."""
 

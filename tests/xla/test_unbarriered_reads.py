@@ -94,6 +94,55 @@ def test_what_is_read_before_the_barrier_is_the_rounding() -> None:
     np.testing.assert_array_equal(found, rounded.astype(jnp.float32))
 
 
+def of_normed_heads(h: jax.Array) -> jax.Array:
+    h = h * jax.lax.rsqrt(jnp.sum(h**2, -1, keepdims=True) + 1e-6)
+    return h.reshape(-1, WIDTH) @ OUT
+
+
+def of_heads(h: jax.Array) -> jax.Array:
+    return jnp.einsum("thd,hde->te", h, OUT.reshape(4, 4, WIDTH))
+
+
+@pytest.mark.parametrize(("read", "reads"), [(of_normed_heads, 1), (of_heads, 0)])
+def test_what_arithmetic_reads_moved_is_read_before_the_barrier(
+    read: Callable[[jax.Array], jax.Array], reads: int
+) -> None:
+    """As heads of a `silu` that are normed: XLA took the rounding away, and stored float32."""
+
+    def headed(x: jax.Array) -> jax.Array:
+        h = jax.nn.silu(x @ W + jnp.tanh(x @ OUT))
+        return read(h.reshape(-1, 4, 4)) + h @ OUT
+
+    assert read_before_barriers(amp(headed), 8192, "cuda") == reads
+
+
+@pytest.mark.parametrize(("columns", "reads"), [(1, 2), (2, 1)])
+def test_a_product_with_a_vector_reads_before_the_barrier(columns: int, reads: int) -> None:
+    """XLA adds it up in the kernel that makes the activation; one with a matrix reads memory."""
+
+    def pooled(x: jax.Array) -> jax.Array:
+        h = jnp.tanh(x @ W + BIAS)
+        return (jax.nn.softmax(h @ OUT[:, :columns], 0)[:, :1] * h) @ OUT
+
+    assert read_before_barriers(amp(pooled), 8192, "cuda") == reads
+    assert read_before_barriers(amp(pooled), 4096, "cuda") == 0
+
+
+@pytest.mark.parametrize(("columns", "reads"), [(1, 1), (2, 0)])
+def test_what_vectors_of_a_batch_multiply_is_held(columns: int, reads: int) -> None:
+    """XLA transposes it for the sums, and stored it in float32; one vector needs no barrier."""
+    vectors = OUT.reshape(4, 4, 16)[:, :, :columns]
+
+    def scored(of: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        return lambda x: (jax.nn.softmax(of(jnp.tanh(x @ W)), 0) * x[:, :columns]) @ OUT[:columns]
+
+    def of_heads(h: jax.Array) -> jax.Array:
+        return jnp.einsum("thd,hde->the", jnp.tanh(h.reshape(-1, 4, 4)), vectors)[:, 0]
+
+    assert read_before_barriers(amp(scored(of_heads)), 8192, "cuda") == reads
+    assert read_before_barriers(amp(scored(lambda h: h @ OUT[:, :columns])), 8192, "cuda") == 0
+
+
 def test_products_with_others_are_summed_before_the_barrier() -> None:
     """As in a batch norm's backward pass: the kernel that makes the value makes both sums."""
 

@@ -61,8 +61,8 @@ def is_for_tpu(context: Any) -> bool:
 
 
 def before_barrier(value: Any) -> tuple[Any, np.dtype] | None:
-    """Return what is behind a barrier and then widened, with its dtype; ``None`` if nothing is."""
-    widened = _maker(value, "stablehlo.convert", 0)
+    """Return what is behind a barrier, and perhaps widened, with its dtype; else ``None``."""
+    widened = _maker(value, "stablehlo.convert", 0) or value
     saved = _maker(widened, "stablehlo.reduce_precision", 0)  # of a residual, by JAX
     rounded = _maker(saved or widened, "stablehlo.optimization_barrier", None)
     dtype = _NARROW.get(str(rounded.type.element_type)) if rounded is not None else None

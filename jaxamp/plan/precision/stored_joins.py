@@ -192,13 +192,9 @@ class _Joins:
         Channel weights, as of squeeze-and-excitation, come through contractions and are
         activations.
         """
-        others = {
-            v
-            for reader in self.graph.readers[value]
-            if reader.role is Role.ELEMENTWISE
-            for v in reader.ins
-        }
-        return any(self.provenance.bits[v] & (STATISTIC | DENSE) == STATISTIC for v in others)
+        bits, readers = self.provenance.bits, self.graph.readers[value]
+        read = (v for r in readers if r.role is Role.ELEMENTWISE for v in r.ins)
+        return any(bits[v] & (STATISTIC | DENSE) == STATISTIC for v in read)
 
 
 def _find_shared(flow: Dataflow) -> set[int]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 
 from jaxamp.core.formats import is_narrow
-from jaxamp.jaxprs.contracted import terms
+from jaxamp.jaxprs.contracted import multiplies_by_vector
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, EQUALITIES, LONGEST_ROW, reduces_rows
 from jaxamp.plan.findings import Findings
@@ -155,7 +155,7 @@ class Recomputation:
         graph, reads_sign = self.graph, self.regions.reads_sign
         others = (r for r in graph.readers[value] if not reads_sign(graph, r))
         is_sole = value in self._sole_readings
-        return is_sole and not all(_multiplies_by_vector(graph, r) for r in others)
+        return is_sole and not all(multiplies_by_vector(r.eqn) for r in others)
 
     def _find_sole_readings(self) -> set[int]:
         """Return products, and sums and ReLUs that alone read them and boundary values."""
@@ -176,13 +176,6 @@ class Recomputation:
         levels = self._groups.levels
         readers = {levels[r.outs[0]] for r in self.graph.readers[value] if r.outs}
         return levels[value] in readers and len(readers) > 1
-
-
-def _multiplies_by_vector(graph: Graph, node: Node) -> bool:
-    if node.role is not Role.CONTRACT:
-        return False
-    added = terms(node.name, node.eqn.params, [graph.avals[v] for v in node.ins])
-    return added in [graph.sizes[v] for v in node.ins]
 
 
 _MOST_PARTS = 32

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 
 from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.jaxprs.contracted import multiplies_by_vector
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, is_window
 from jaxamp.plan.decision import CotangentRounding
 from jaxamp.plan.findings import Findings
@@ -32,8 +33,9 @@ from jaxamp.plan.graph.sweeps import union
 def find_barriered_roundings(findings: Findings) -> frozenset[int]:
     """Return values rounded from float32 arithmetic, or stacked, that float32 arithmetic reads.
 
-    And results of ReLUs of narrow arrays whose sign is read: XLA would read that of the operand in
-    its place, and store both.
+    Products with one vector in each batch are such arithmetic: XLA transposes what they add up. And
+    results of ReLUs of narrow arrays whose sign is read: XLA would read that of the operand in
+    their place, and store both.
     """
     graph, stored, choices = findings.flow.graph, findings.stored, findings.choices
     forget_gates, regions = findings.hazards.forget_gates, findings.flow.regions
@@ -50,18 +52,25 @@ def find_barriered_roundings(findings: Findings) -> frozenset[int]:
         for value in node.outs
         if is_narrow(stored[value])
         or (value in forget_gates and any(r.link is Link.STACK for r in graph.readers[value]))
-        if any(choices[r].operand is Precision.F32 for r in graph.readers[value])
+        if any(_reads_wide(findings, r) for r in graph.readers[value])
     )
 
 
 def find_unbarriered_reads(findings: Findings, barriered: Set[int]) -> frozenset[Node]:
-    """Return nodes that read barriered values as float32.
+    """Return nodes that read barriered values as float32, products with vectors among them.
 
     They are fused with what computes the value, where that is cheaper than to read it from memory.
     """
-    readers, choices = findings.flow.graph.readers, findings.choices
+    readers = findings.flow.graph.readers
     found = (r for value in barriered for r in readers[value])
-    return frozenset(r for r in found if choices[r].operand is Precision.F32)
+    return frozenset(r for r in found if _reads_wide(findings, r) or multiplies_by_vector(r.eqn))
+
+
+def _reads_wide(findings: Findings, node: Node) -> bool:
+    """Return whether a node computes in float32, or moves what it widens for others that do."""
+    moves_wide = findings.groups is not None and node in findings.groups.widened
+    is_wide = moves_wide or findings.choices[node].operand is Precision.F32
+    return is_wide or multiplies_by_vector(node.eqn, in_batches=True)
 
 
 def find_reversed_weights(findings: Findings) -> dict[Node, Precision]:
@@ -85,8 +94,7 @@ def find_reversed_weights(findings: Findings) -> dict[Node, Precision]:
 def _is_weight(findings: Findings, node: Node) -> bool:
     (out,) = node.outs
     is_wide = findings.readings.own_cast[out] and findings.stored[out] is Precision.F32
-    readers = findings.flow.graph.readers[out]
-    return bool(is_wide) and any(reader.role is Role.CONTRACT for reader in readers)
+    return bool(is_wide) and any(r.role is Role.CONTRACT for r in findings.flow.graph.readers[out])
 
 
 def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]:
@@ -100,13 +108,8 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
     def is_shared(value: int, size: int) -> bool:
         return is_narrow(stored[value]) and is_smaller(graph.sizes[value], size)
 
-    spread = {
-        out
-        for node in graph.nodes
-        if node.role is Role.MOVE
-        for source, out in node.moves
-        if is_parameter(source, graph.sizes[out])
-    }
+    moves = (pair for node in graph.nodes if node.role is Role.MOVE for pair in node.moves)
+    spread = {out for source, out in moves if is_parameter(source, graph.sizes[out])}
 
     def others(node: Node) -> list[int]:
         """Return the operands that are no parameters broadcast along what the node computes."""
