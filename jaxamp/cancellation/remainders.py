@@ -184,19 +184,19 @@ class _Balanced:
         )
 
     def _nearly_adds_up(self, value: int) -> bool:
-        low, high = self._arrays.graph.ranges[value]
-        if not low < 0 < high or not self._known.has(value):
+        if not (self._has_both_signs(value) and self._known.has(value)):
             return False
         numbers = self._known.whole(value)
         return bool(abs(numbers.sum(dtype=float)) * _CANCELS < np.abs(numbers).sum(dtype=float))
 
     def _adds_up(self, value: int) -> bool:
-        low, high = self._arrays.graph.ranges[value]
-        if not low < 0 < high:
-            return False
-        if value not in self._found:
+        if self._has_both_signs(value) and value not in self._found:
             self._found[value] = _is_balanced(self._known.whole(value))
-        return self._found[value]
+        return self._found.get(value, False)
+
+    def _has_both_signs(self, value: int) -> bool:
+        low, high = self._arrays.graph.ranges[value]
+        return low < 0 < high
 
 
 def _is_balanced(numbers: np.ndarray) -> bool:
