@@ -40,6 +40,7 @@ def _step(name: str):
     return jax.grad(lambda *a: jnp.sum(fn(*a))), args
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_casts_are_those_of_the_rewritten_program(name: str, policy: str):
@@ -65,6 +66,7 @@ def test_casts_that_are_shared_or_not_needed():
     assert report(shared)(*args).casts == report(cancelled)(*args).casts == 3
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", SINGLE)
 def test_dots_are_those_of_the_lowered_program(name: str, policy: str):

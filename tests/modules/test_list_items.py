@@ -96,6 +96,7 @@ def scopes(fn, *args):
     return Counter((d.scope, d.primitive) for d in plan.decisions() if d.scope)
 
 
+@pytest.mark.product("library")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(("library", "net"), [("eqx", EqxNet), ("nnx", NnxNet)])
 def test_a_loop_is_as_written_out(library, net, call):

@@ -127,6 +127,7 @@ def test_only_what_is_iterated_on_or_factored_is_kept(policy: str) -> None:
     assert _narrow(solved, policy) == [True, True, False, True]
 
 
+@pytest.mark.product("program")
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("program", SHARES)
 def test_results_are_off_by_a_few_roundings_in_norm(program: Program, policy: str) -> None:

@@ -112,6 +112,7 @@ def test_products_of_all_derivatives_are_narrow_and_gradients_are_accumulators()
     assert error < 0.02 * jnp.linalg.norm(exact)
 
 
+@pytest.mark.product("axes")
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=["models", "data", "both"])
 @pytest.mark.parametrize("order", ["grad of vmap", "vmap of grad"])
 def test_batches_of_weights(axes, order):

@@ -411,6 +411,7 @@ SIZED: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize(("platform", "fused"), [("cuda", True), ("tpu", False)])
 @pytest.mark.parametrize("name", SIZED)
 def test_programs_of_symbolic_sizes_are_exported(name: str, platform: str, fused: bool) -> None:
@@ -888,6 +889,7 @@ def test_masks_that_are_combined_are_made_again(dense: Any) -> None:
     assert read == {"bfloat16"}
 
 
+@pytest.mark.product("curve")
 @pytest.mark.parametrize("curve", [jax.nn.leaky_relu, jax.nn.hard_swish, jax.nn.silu])
 @pytest.mark.parametrize("learnt", [operator.add, operator.mul])
 @pytest.mark.parametrize("over", ["all", "image", "row"])

@@ -27,6 +27,7 @@ CASES = [
 """All others: `python -m tests.found.attention --accuracy`."""
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize(("name", "dtype", "order"), CASES)
 def test_it_is_as_accurate_as_written_out(name, dtype, order):
     """Results and gradients within 1.5 times the error of the form that is not replaced."""

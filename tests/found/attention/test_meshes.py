@@ -29,6 +29,7 @@ def _mesh(kind):
     return jax.make_mesh((4, 2), ("data", "heads"), axis_types=(kind, kind))
 
 
+@pytest.mark.product("kind")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 def test_examples_and_heads_over_a_mesh(kind, order):

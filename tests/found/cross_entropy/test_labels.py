@@ -51,6 +51,7 @@ def _operands(**unusual):
     return x, w, unusual.get("labels", LABELS)
 
 
+@pytest.mark.product("way")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("way", WAYS)
 def test_labels_out_of_range(way, order):
@@ -58,6 +59,7 @@ def test_labels_out_of_range(way, order):
     agree(*replaced(Program(way, lambda: (WAYS[way], _operands()), 1), order))
 
 
+@pytest.mark.product("way")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("way", ["optax", "fill", "one_hot"])
 def test_logits_that_are_no_numbers(way, order):

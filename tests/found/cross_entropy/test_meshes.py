@@ -99,6 +99,7 @@ def test_a_constraint_that_cannot_divide_a_chunk():
     _close(jax.jit(jaxamp.amp(loss, POLICY))(*operands), _loss(*operands))
 
 
+@pytest.mark.product("loss")
 @pytest.mark.parametrize(
     ("order", "is_checked", "loss"),
     [("grad(amp(f))", True, _loss), ("grad(amp(f))", False, _loss), ("amp(grad(f))", True, _loss),

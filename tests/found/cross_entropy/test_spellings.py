@@ -48,6 +48,7 @@ def test_a_loss_is_found(name, order):
         assert order == "forward" or any(loss.backward for loss in found.found)
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", SHORT)
 def test_chunks_compute_what_the_program_does(name, order):

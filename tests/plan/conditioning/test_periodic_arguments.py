@@ -50,6 +50,7 @@ ENCODINGS: dict[str, Encoding] = {
 }
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize(
     ("policy", "order"), [("auto_mixed_bf16", "grad(amp(f))"), ("auto_mixed", "amp(grad(f))")]
 )

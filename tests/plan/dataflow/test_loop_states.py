@@ -219,6 +219,7 @@ def interpolated(w: Array, value: Array, slope: Array) -> Array:
 SEARCHES = (compared, flagged, kept_excess, least_excess, unmoved, unmoved_by_a_sign, interpolated)
 
 
+@pytest.mark.product("search")
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("search", SEARCHES)
 def test_what_a_search_compares_is_float32(search: Search, policy: str) -> None:

@@ -61,6 +61,7 @@ def _far(found: Any, exact: Any) -> float:
     return float(np.max(np.abs(np.float64(found) - exact)) / np.max(np.abs(exact)))
 
 
+@pytest.mark.product("program")
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_differences_are_of_the_unrounded_result(program: Callable[..., Any], policy: str) -> None:

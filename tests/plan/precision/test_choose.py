@@ -41,6 +41,7 @@ def scaled_by_turns(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.sum(rows * columns)
 
 
+@pytest.mark.product("program")
 @pytest.mark.parametrize("low", ["bfloat16", "float16"])
 @pytest.mark.parametrize("program", [quotient, root, scaled_by_turns])
 def test_derivatives_of_narrow_operands_are_rounded_once(program: Program, low: str) -> None:

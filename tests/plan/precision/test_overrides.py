@@ -157,6 +157,7 @@ MISSTATED = {
 """What a narrow format makes another number of, and no rule may."""
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("base", ["bf16", "f16"])
 @pytest.mark.parametrize("low", ["bf16", "f16"])
 @pytest.mark.parametrize("name", MISSTATED)

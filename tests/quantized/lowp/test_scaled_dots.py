@@ -130,6 +130,7 @@ def test_what_is_lowered_multiplies_8_bits(chosen):
         assert all(operands.count("f8E") == 2 for operands in products)
 
 
+@pytest.mark.product("casts")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 @pytest.mark.parametrize(
     "casts",
@@ -217,6 +218,7 @@ def current_gradients():
     return jax.jit(jax.grad(amp(mlp_loss, CURRENT)))(*mlp_inputs())
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("order", ["inside", "outside"])
 @pytest.mark.parametrize("name", [long("plain"), long("jit"), "remat", long("dots saved"), "vmap"])
 def test_transformations_inside_the_model(name, order):
