@@ -1,1 +1,1 @@
-"""Products of which others leave so little that they are not to be rounded: what cancels them."""
+"""Products whose operands are not rounded, because other terms nearly cancel their results."""

@@ -162,11 +162,11 @@ class _Steps:
         return bool(small) and min(small) * self._terms(source) < 1 - _NEAR  # a mean is large
 
     def _terms(self, source: int) -> float:
-        """Return how many numbers a sum along axes adds up for each of its own; else one."""
+        """Return how many numbers each element of a sum along axes adds up; else one."""
         avals = self._graph.avals
         for node, value in self._arrays.path(source) if self._arrays.is_sum[source] else ():
             if node.role is not Role.MOVE and node.name not in SCALES:
-                return size(avals[value]) / size(avals[node.outs[0]])
+                return size(avals[value]) / max(size(avals[node.outs[0]]), 1)
         return 1
 
 

@@ -42,7 +42,7 @@ class Target:
       gpu: the compute capability of a GPU.
       description: what the compiler must be told of a GPU, which it reads from a driver elsewhere.
       topology: how the compiler calls it.
-      kind: how JAX calls a TPU.
+      kind: JAX's word for a TPU, the ``device_kind`` of its devices.
       reached: what kernels reach of `bandwidth` and `rates`; all of it where nothing was timed.
     """
 

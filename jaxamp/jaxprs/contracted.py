@@ -29,9 +29,15 @@ def multiplies_by_vector(eqn: JaxprEqn | None, *, in_batches: bool = False) -> b
     """Return whether a dot reads a matrix once, with a vector, or one in each of some batches."""
     if eqn is None or eqn.primitive.name != "dot_general":
         return False
-    read, (_, batches) = [v.aval for v in eqn.invars], eqn.params["dimension_numbers"]
-    each = multiplied("dot_general", eqn.params, read, eqn.outvars[0].aval)
-    return each in [size(a) for a in read] and (any(batches) or not in_batches)
+    _, (batches, _) = eqn.params["dimension_numbers"]
+    return (bool(batches) or not in_batches) and (is_vector(eqn, 0) or is_vector(eqn, 1))
+
+
+def is_vector(eqn: JaxprEqn, place: int) -> bool:
+    """Return whether an operand of a dot has no axis of its own, or none of several elements."""
+    bound = {axis for axes in eqn.params["dimension_numbers"] for axis in axes[place]}
+    shape = eqn.invars[place].aval.shape  # type: ignore[attr-defined]
+    return all(n == 1 for axis, n in enumerate(shape) if axis not in bound)
 
 
 OTHERS: dict[str, Callable[[Sequence[Any]], int]] = {}

@@ -69,7 +69,7 @@ def target_platform() -> str:
 
 
 def on_chip_memory() -> int:
-    """Return the bytes of arrays that stay on the chip of the target TPU; on others none do."""
+    """Return how many bytes XLA keeps in the on-chip memory of the target TPU; 0 elsewhere."""
     if target_platform() != "tpu":
         return 0
     kind = _described.value or jax.devices()[0].device_kind

@@ -13,7 +13,9 @@ import pytest
 
 from benchmarks.deviceless.models import EVERY
 from jaxamp import PrecisionPolicy, Rule, amp, plan_of
+from jaxamp.cancellation import finite_differences
 from jaxamp.core.formats import Precision
+from jaxamp.plan import plan_program
 from tests.cancellation.differences import CASES, NARROW, W, X, Y, powers, sines
 from tests.fields.oracle import Oracle, evaluated
 from tests.numerics.ulps import POLICIES
@@ -159,3 +161,28 @@ def _one_error(got: Any, exact: Any) -> float:
         return float((got != exact).mean())
     error = np.abs(got - exact).max() / (np.abs(exact).max() or 1.0)
     return float(error) if np.isfinite(error) else float("inf")
+
+
+def test_the_mean_of_a_norm_is_no_step_of_a_slope(monkeypatch: pytest.MonkeyPatch):
+    """Or values would be numbered, to find slopes, in each network that has a norm."""
+    monkeypatch.setattr(finite_differences, "_Places", lambda *_: pytest.fail("numbers values"))
+
+    def normed(x: jax.Array, w: jax.Array) -> jax.Array:
+        for _ in range(2):
+            centred = x - x.mean(-1, keepdims=True)
+            x = x + centred / jnp.sqrt(jnp.var(x, -1, keepdims=True) + 1e-5) @ w
+        return jnp.mean(x**2)
+
+    args = jnp.ones((8, 64)), jnp.ones((64, 64))
+    plan_program(jax.make_jaxpr(jax.grad(normed))(*args), PrecisionPolicy.MIXED_BF16)
+
+
+def test_a_norm_may_have_no_rows() -> None:
+    """Nor has its mean any elements then, of which each adds up some."""
+
+    def normed(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum((x - x.mean(-1, keepdims=True)) @ w)
+
+    x, w = jnp.ones((0, 64)), jnp.ones((64, 64))
+    for step in (jax.grad(amp(normed)), amp(jax.grad(normed))):
+        np.testing.assert_array_equal(step(w, x), jnp.zeros_like(w))

@@ -9,7 +9,6 @@ import pytest
 from jax import lax
 
 from jaxamp import PrecisionPolicy
-from jaxamp.cancellation import finite_differences
 from jaxamp.core import jax_compat
 from jaxamp.plan import plan_program
 from tests.calls import entered
@@ -106,16 +105,3 @@ def test_what_products_of_known_numbers_multiply_is_not_computed(monkeypatch: py
 
     plan = plan_program(jax.make_jaxpr(rotated)(X, W), PrecisionPolicy.MIXED_BF16)
     assert [d.operand for d in plan.decisions() if d.primitive == "dot_general"][-1].short == "bf16"
-
-
-def test_the_mean_of_a_norm_is_no_step_of_a_slope(monkeypatch: pytest.MonkeyPatch):
-    """Or values would be numbered, to find slopes, in each network that has a norm."""
-    monkeypatch.setattr(finite_differences, "_Places", lambda *_: pytest.fail("numbers values"))
-
-    def normed(x: jax.Array, w: jax.Array) -> jax.Array:
-        for _ in range(2):
-            centred = x - x.mean(-1, keepdims=True)
-            x = x + centred / jnp.sqrt(jnp.var(x, -1, keepdims=True) + 1e-5) @ w
-        return jnp.mean(x**2)
-
-    plan_program(jax.make_jaxpr(jax.grad(normed))(X, W), PrecisionPolicy.MIXED_BF16)

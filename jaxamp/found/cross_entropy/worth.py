@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
       devices: over how many all tokens are divided.
       heads: how many matrices there are, each with its own of the tokens.
       caps: of how many `tanh` they are read, which XLA:GPU stores in float32 with logits.
-      on_chip: how many bytes of logits a TPU moves to no memory; none on a GPU.
+      on_chip: bytes of logits that stay in a TPU's on-chip memory; 0 elsewhere.
       slices: how many the matrix is read in, so that no narrow copy of all is stored.
     """
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, KeysView
 from typing import TypeVar
 
 from jaxamp.core.taxonomy import Trait
+from jaxamp.jaxprs.contracted import is_vector
 from jaxamp.plan.graph.graph import Graph, Node, Role
 
 Parts = dict[int, frozenset[int]]
@@ -107,11 +108,8 @@ def find_summed(graph: Graph, node: Node) -> int | None:
     """Return the array that a product with equal numbers sums, `x` in `x @ ones(n)`, if it does."""
     for place, value in enumerate(node.ins) if node.name == "dot_general" else ():
         low, high = graph.ranges[value]
-        if low == high:
-            bound = {axis for axes in node.eqn.params["dimension_numbers"] for axis in axes[place]}
-            shape = graph.avals[value].shape
-            if all(n == 1 for axis, n in enumerate(shape) if axis not in bound):
-                return node.ins[1 - place]
+        if low == high and is_vector(node.eqn, place):
+            return node.ins[1 - place]
     return None
 
 
