@@ -72,6 +72,7 @@ from jaxamp.core.jax_compat.tracing import is_tracing as is_tracing
 from jaxamp.core.jax_compat.tracing import kept_with as kept_with
 from jaxamp.core.jax_compat.tracing import literal_value as literal_value
 from jaxamp.core.jax_compat.tracing import result_avals as result_avals
+from jaxamp.core.jax_compat.tracing import sharded_alike as sharded_alike
 from jaxamp.core.jax_compat.tracing import static_parameters as static_parameters
 from jaxamp.core.jax_compat.tracing import trace_to_jaxpr as trace_to_jaxpr
 from jaxamp.core.jax_compat.tracing import within as within

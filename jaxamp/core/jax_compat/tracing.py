@@ -94,6 +94,17 @@ def result_avals(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tup
     return tuple(trace_to_jaxpr(fun, avals, info).out_avals)
 
 
+def sharded_alike(
+    fun: Callable[..., Sequence[Any]], avals: Sequence[Any], wanted: Sequence[Any]
+) -> bool:
+    """Return whether types let a flat function be computed, and give its results such shardings."""
+    try:
+        results = result_avals(fun, avals)
+    except _core.ShardingTypeError:
+        return False
+    return all(a.sharding == b.sharding for a, b in zip(results, wanted, strict=True))
+
+
 def without_constvars(jaxpr: Jaxpr) -> Jaxpr:
     """Make the variables of constants the first inputs."""
     return _pe.convert_constvars_jaxpr(jaxpr)

@@ -25,6 +25,7 @@ from jaxamp.jaxprs.known_arrays import KnownArrays
 from jaxamp.policy.policy import PrecisionPolicy
 
 _SYMBOLIC = "sizes are symbolic, and kernels need numbers"
+_APART = "devices hold parts of its arrays that the types of a mesh do not let a kernel read"
 _SLOPE = "keys share numbers of a bias, whose gradient nearly cancels: 16 bits lose it"
 
 
@@ -121,7 +122,8 @@ class _Attentions:
             return obstacle
         is_zeroed = True in masked_again
         replaced = Replacement(unit, found, layout, spec, scores, rest, is_sure, is_zeroed)
-        return refusal(replaced.types(self.policy.base.dtype), spec, self.kernels) or replaced
+        refused = refusal(replaced.types(self.policy.base.dtype), spec, self.kernels)
+        return refused or (replaced if replaced.lies_alike() else _APART)
 
 
 def _unfit_arrays(found: Found, scores: Scores) -> str | None:

@@ -77,7 +77,13 @@ def arranged(array: Any, places: Sequence[Place], wanted: Sequence[Place], numpy
 
 
 def _reshaped(array: Any, shape: Sequence[int], numpy: Any) -> Any:
-    return array if tuple(array.shape) == tuple(shape) else numpy.reshape(array, shape)
+    """Return an array in a shape; axes of size one come last, as JAX knows where the rest lies."""
+    if tuple(array.shape) == tuple(shape):
+        return array
+    merged = [n for n in shape if n != 1]
+    if merged != [n for n in array.shape if n != 1]:
+        array = numpy.reshape(array, merged)
+    return array if array.shape == tuple(shape) else numpy.reshape(array, shape)
 
 
 def thin(array: Any, places: Sequence[Place], wanted: Sequence[Place]) -> Any:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxamp.core import jax_compat
 from jaxamp.core.features import Outcome
 from jaxamp.found.attention.empty_rows import VANISHING, EmptyRows
 from jaxamp.found.attention.kernels import primitives
@@ -100,6 +101,24 @@ class Replacement:
         held = self.held.items()
         bias_grad = any(v in wanted for v, (name, _) in held if name.startswith("dbias"))
         return Emission(self, read, bias_grad=bias_grad)
+
+    def lies_alike(self) -> bool:
+        """Return whether the types of a mesh let it be computed, with the program's results."""
+        avals, needed, made = self.scores.level.avals, sorted(self.needed), sorted(self.made)
+        if not any(jax_compat.has_typed_sharding(avals[v]) for v in needed):
+            return True
+
+        def emitted(*arrays: Any) -> list[Any]:
+            emission = self.emission(dict(zip(needed, arrays, strict=True)).__getitem__, set(made))
+            return [emission.value(v) for v in made]
+
+        def both(*arrays: Any) -> list[Any]:
+            out, pull = jax.vjp(emitted, *arrays)
+            pull(out)
+            return out
+
+        way = emitted if self.found.backward else both
+        return jax_compat.sharded_alike(way, [avals[v] for v in needed], [avals[v] for v in made])
 
 
 class _Prepared(NamedTuple):

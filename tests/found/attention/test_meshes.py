@@ -51,6 +51,39 @@ def test_examples_and_heads_over_a_mesh(kind, order):
         assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
 
 
+@pytest.mark.product("spec")
+@pytest.mark.parametrize("spec", [P(None, "data", "heads"), P(None, None, "heads"), P("data")])
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_queries_of_one_key_head_on_several_devices(order, spec):
+    """Where types do not let a kernel read queries that share keys, attention stays as written."""
+    mesh = jax.make_mesh((2, 2), ("data", "heads"), axis_types=(AxisType.Explicit,) * 2)
+
+    def attend(q, k, v, seen):
+        scores = jnp.einsum("bkgth,bksh->bkgts", q, k) * H**-0.5
+        scores = jnp.where(seen[:, None, None, None], scores, -1e9)
+        return jnp.einsum("bkgts,bksh->bkgth", jax.nn.softmax(scores), v)
+
+    draws = jax.random.split(jax.random.key(0), 3)
+    shapes = (B, 2, 2, T, H), (B, 2, T, H), (B, 2, T, H)
+    operands = [jax.random.normal(*drawn) for drawn in zip(draws, shapes, strict=True)]
+    operands.append(jnp.arange(T) < jnp.arange(B)[:, None] + 9)
+    exact = _gradient(attend)(*operands)[1]
+    step = _gradient(jaxamp.amp(attend, POLICY))
+    if order == "amp(grad(f))":
+        step = jaxamp.amp(_gradient(attend), POLICY)
+    specs = spec, P(*spec[:2]), P(*spec[:2]), P(*spec[:1])
+    with jax.set_mesh(mesh):
+        placed = [
+            jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(operands, specs, strict=True)
+        ]
+        plan = jaxamp.plan_of(_gradient(attend), POLICY)(*placed)
+        found = jax.jit(step)(*placed)[1]
+    assert len(plan.found) == (tuple(spec) != (None, None, "heads"))
+    for got, want, given in zip(found, exact, placed, strict=False):
+        assert got.sharding.is_equivalent_to(given.sharding, got.ndim)
+        assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
+
+
 def test_several_meshes_in_one_program():
     """JAX lowers what asks for devices only where all lies on one mesh: a kernel asks for none."""
     other = jax.make_mesh((2, 4), ("heads", "words"), axis_types=(AxisType.Auto,) * 2)
