@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Sequence, Set
 
 from jaxamp.core.formats import Precision
-from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fusible import find_fusible, is_fused_call
 from jaxamp.plan.dataflow.lookups import gathers_whole_table, is_label_gather, is_repeated_gather
@@ -122,9 +121,9 @@ class Groups:
     def _is_looked_up_again(self, node: Node) -> bool:
         """Return whether arithmetic, and so its derivative, reads rows of an activation."""
         (rows,) = node.outs
-        is_forward = bool(self._provenance.dense[rows]) and not is_backward(node.scope)
         is_read = any(r.role is Role.ELEMENTWISE for r in self._graph.readers[rows])
-        return is_forward and is_read and self._regions.takes_stored(node)
+        dense = self._provenance.dense[rows]
+        return bool(dense) and is_read and self._regions.takes_stored(node)
 
     def are_together(self, node: Node, value: int) -> bool:
         """Return whether groups of one jaxpr compute a value and the results of a node."""

@@ -387,7 +387,7 @@ class Chooser:
             return _LABEL_GATHER
         if node in self.many_cotangents and self._as_read(node.ins[0], node) is low:
             reason = f"f32 inside, stored in {low.short}: many cotangents are summed"
-            return Choice(F32, low, reason, Guard.REDUCTION_ISLAND)
+            return Choice(F32, low, reason, Guard.REDUCTION_ISLAND, low)
         if node in self.split_lookups and self._adds_up_rows(node, low):
             words = _ROWS if self.split_lookups[node] else _POSSIBLE_ROWS
             return Choice(F32, low, words.format(low.short), None, low)

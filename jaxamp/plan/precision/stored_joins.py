@@ -20,7 +20,7 @@ from jaxamp.plan.graph.consumers import ADDS, descendants, is_movement, is_squar
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
-_NONE, _SEVERAL = -1, -2
+_NONE, _SEVERAL, _ROWS = -1, -2, -3
 _MOST_DEFERRED = 8  # arrays that are kept for one kernel: more than it recomputes are too many
 
 
@@ -39,7 +39,8 @@ class _Joins:
         # Joins that are stored rather than several values computed from them.
         self.shared = _find_shared(flow)
         count = len(self.graph.avals)
-        # Per value, the large stored activation that it is computed from, `_NONE` or `_SEVERAL`.
+        # Per value, the large stored activation that it is computed from, `_NONE` or `_SEVERAL`;
+        # `_ROWS` of tables, whichever they are, which later kernels look up again.
         self.computed_from = [_NONE] * count
         self.mixed = bytearray(count)  # others are combined with that, however small
         self.costly = bytearray(count)  # a costly operation lies between that and the value
@@ -52,10 +53,13 @@ class _Joins:
         any_dense = False
         is_fused = node.role in ARITHMETIC
         is_normalized = (
-            union(self.normalized, node.ins) if is_fused else _sums_rows(self.graph, node)
+            any(self.normalized[v] and not self.regions.is_far(v, node) for v in node.ins)
+            if is_fused
+            else _sums_rows(self.graph, node)
         )
+        is_lookup = node.name == "gather" and self.regions.takes_stored(node)
         for value in node.outs:
-            self.computed_from[value] = value if dense[value] else _NONE
+            self.computed_from[value] = (_ROWS if is_lookup else value) if dense[value] else _NONE
             self.normalized[value] = is_normalized
             any_dense |= dense[value]
         if any_dense and is_fused and not self.regions.kernels[node.index]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxamp import Precision, amp, plan_of
+from jaxamp.rewrite.primitives.narrow_collective import narrow_collective_p
 from tests.audit import equations
 from tests.programs.registry import Draw
 
@@ -20,6 +21,13 @@ W = DRAW.normal(3, WIDTH, WIDTH, scale=WIDTH**-0.5)
 HUB = DRAW.integers(2, EDGES) == 0
 SOURCE = np.where(HUB, 0, DRAW.integers(NODES, EDGES))
 LOW = {"auto_mixed_bf16": Precision.BF16, "auto_mixed": Precision.F16}
+
+
+def names(jaxpr: Any) -> set[str]:
+    """The primitives of a jaxpr; those that are sent narrow by their own names too."""
+    found = [*equations(jaxpr)]
+    sent = {e.params["how"].collective.name for e in found if e.primitive is narrow_collective_p}
+    return sent | {e.primitive.name for e in found}
 
 
 def hidden(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -88,9 +96,9 @@ def test_a_norm_is_read_where_its_rows_are_looked_up(order: Any) -> None:
 
     program = jax.make_jaxpr(order(loss, "mixed_bf16"))(W, X).jaxpr
     groups = [e.params["jaxpr"] for e in equations(program) if e.primitive.name == "fused_group"]
-    made = [{e.primitive.name for e in equations(group)} for group in groups]
-    assert any("gather" in names for names in made)
-    assert not any({"gather", "rsqrt"} <= names for names in made)
+    made = [names(group) for group in groups]
+    assert any("gather" in found for found in made)
+    assert not any({"gather", "rsqrt"} <= found for found in made)
 
 
 def grouped(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -104,14 +112,45 @@ def received(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    ("fn", "is_again"), [(gated, True), (messages, False), (grouped, False), (received, False)]
+    ("fn", "is_again"), [(gated, True), (messages, False), (grouped, False), (received, True)]
 )
 def test_rows_that_products_alone_read_are_looked_up_once(fn: Any, is_again: bool) -> None:
-    """Nor are rows of cotangents, of what is received, looked up again."""
+    """Of what is received the derivative of `tanh` reads rows of the cotangent."""
     program = jax.make_jaxpr(amp(jax.grad(fn), "mixed_bf16"))(W, X).jaxpr
     groups = [e.params["jaxpr"] for e in equations(program) if e.primitive.name == "fused_group"]
-    found = {e.primitive.name for group in groups for e in equations(group)}
-    assert ("gather" in found) is is_again
+    assert any("gather" in names(group) for group in groups) is is_again
+
+
+def test_what_is_computed_of_rows_alone_is_not_stored() -> None:
+    """Tables are smaller than their rows, from which a later kernel computes it again."""
+
+    def summed(w: jax.Array, x: jax.Array) -> jax.Array:
+        h = x @ w[0]
+        sent = jax.nn.relu(h[SOURCE] * w[1, 0] + h[SOURCE[::-1]] * w[1, 1])
+        return jnp.mean((jnp.zeros((NODES, WIDTH)).at[SOURCE].add(sent) @ w[2]) ** 2)
+
+    program = jax.make_jaxpr(amp(jax.grad(summed), "mixed_bf16"))(W, X).jaxpr
+    assert not rounded_rows(program)
+
+
+def test_sums_of_another_kernel_do_not_round_what_a_scatter_reads() -> None:
+    """Attention over edges scales what it adds up by softmaxes, of which no scatter has part."""
+
+    def attended(w: jax.Array, x: jax.Array) -> jax.Array:
+        h = x @ w[0]
+        scores = jnp.sum(jax.nn.leaky_relu(h[SOURCE] + h[SOURCE[::-1]]) * w[1, 0], -1)
+        weights = jnp.exp(scores - jnp.zeros(NODES).at[SOURCE].max(scores)[SOURCE])
+        sent = weights[:, None] * h[SOURCE]
+        return jnp.mean((jnp.zeros((NODES, WIDTH)).at[SOURCE].add(sent) @ w[2]) ** 2)
+
+    program = jax.make_jaxpr(amp(attended, "mixed_bf16"))(W, X).jaxpr
+    assert not rounded_rows(program)
+
+
+def rounded_rows(jaxpr: Any) -> list[Any]:
+    """Rounded arrays of a row for each edge that are stored."""
+    held = [e for e in equations(jaxpr) if e.primitive.name == "rounding_barrier"]
+    return [e for e in held if e.outvars[0].aval.shape == (EDGES, WIDTH)]
 
 
 @pytest.mark.parametrize(("width", "barriers"), [(2, 0), (32, 1)])
@@ -169,9 +208,10 @@ def test_rows_come_out_as_they_are_stored() -> None:
     once = jax.lax.reduce_precision(X @ W[0], 8, 7)
     assert np.allclose(amp(rows)(W[0], X), once[SOURCE] @ W[0], rtol=0.02, atol=0.05)
     jaxpr = jax.make_jaxpr(amp(rows))(W[0], X).jaxpr
-    (lookup,) = [e for e in equations(jaxpr) if e.primitive.name == "gather"]
+    (lookup,) = [e for e in equations(jaxpr) if e.primitive is narrow_collective_p]
+    assert "gather" in names(jaxpr)
     aval: Any = lookup.outvars[0].aval
-    assert aval.dtype == jnp.float32
+    assert aval.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
