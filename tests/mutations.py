@@ -113,6 +113,12 @@ MUTATIONS = (
         "tests/plan/precision/test_convolution_biases.py",
     ),
     Mutation(
+        "plan/precision/stored_joins.py",
+        "(_ROWS if is_lookup else value)",
+        "(value)",
+        "tests/plan/dataflow/test_repeated_gathers.py",
+    ),
+    Mutation(
         "plan/precision/overrides.py",
         "by_node[node] = policy.rules[index].precision",
         "by_node[node] = policy.rules[0].precision",
