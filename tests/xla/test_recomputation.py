@@ -1,5 +1,6 @@
 """Fused groups and constants made inside loops, seen in the programs that `amp` emits."""
 
+import functools
 import operator
 import re
 from collections import Counter
@@ -495,6 +496,27 @@ def test_a_relu_in_memory_is_read_by_later_groups(
 
     jaxpr = jax.make_jaxpr(amp(jax.grad(perceptron), POLICY))(*args).jaxpr
     assert sum(e.params.get("name") == "relu" for e in equations(jaxpr)) == 1 + again
+
+
+@pytest.mark.parametrize("curve", [jnp.tanh, jax.nn.sigmoid, jax.lax.erf])
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_derivatives_of_a_curve_between_products_are_not_kept(
+    args: Any, curve: Any, in_loop: bool
+) -> None:
+    """Nothing else shares its kernel; a loop would stack them in float32, two for a `tanh`."""
+
+    def layers(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return curve(x @ w) @ w.T, None
+
+        if in_loop:
+            return jax.lax.scan(layer, x, weights)[0].sum()
+        return functools.reduce(lambda x, w: layer(x, w)[0], weights, x).sum()
+
+    weights, x = args
+    _, pull = jax.eval_shape(lambda w: jax.vjp(lambda w: amp(layers, POLICY)(w, x), w), weights)
+    kept = [a.dtype for a in jax.tree.leaves(pull) if a.shape[-2:] == (TOKENS, WIDTH)]
+    assert {*kept} == {jnp.dtype(jnp.bfloat16)}
 
 
 def test_the_backward_half_computes_activations_again(args: Any) -> None:

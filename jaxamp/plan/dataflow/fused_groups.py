@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence, Set
 
-from jaxamp.core.formats import Precision
+from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fusible import find_fusible, is_fused_call
 from jaxamp.plan.dataflow.lookups import gathers_whole_table, is_label_gather, is_repeated_gather
 from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.dataflow.regions import COSTLY
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, nodes_of
 from jaxamp.plan.graph.sweeps import union
 
@@ -99,7 +100,7 @@ class Groups:
     ) -> None:
         """Find the groups."""
         self._graph, self._provenance, _, self._regions = flow
-        self._exact_narrow = exact_narrow
+        self._stored, self._exact_narrow = stored, exact_narrow
         lookups = self._graph.named.get("gather", ())
         self.label_gathers = {
             node for node in lookups if is_label_gather(self._graph, self._provenance, node)
@@ -197,11 +198,17 @@ class Groups:
         return levels.pop() if len(levels) == 1 else None
 
     def _is_worthwhile(self, sites: Sequence[Node | Nest]) -> bool:
-        """Return whether arithmetic computes an activation that is float32 only by being fused."""
-        provenance, fused = self._provenance, self._regions.fused
+        """Return whether arithmetic computes an activation that is float32 only by being fused.
+
+        A curve alone does, for its derivative: JAX keeps two float32 arrays for that of a `tanh`.
+        """
         nodes = [node for site in sites for node in nodes_of(site)]
-        is_wide = any(fused[v] and provenance.dense[v] for node in nodes for v in node.outs)
+        is_wide = any(self._is_wide(node, v) for node in nodes for v in node.outs)
         return is_wide and any(node.role is not Role.MOVE for node in nodes)
+
+    def _is_wide(self, node: Node, value: int) -> bool:
+        is_curve = node.trait in COSTLY and is_narrow(self._stored[value])
+        return bool(self._provenance.dense[value] and (self._regions.fused[value] or is_curve))
 
     def _moves_within(self, node: Node) -> bool:
         """Return whether a movement moves operands of its own group."""
