@@ -13,6 +13,8 @@ from jax._src import util as _util
 from jax._src.interpreters import partial_eval as _pe
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal
 
+from jaxamp.core.jax_compat.avals import lie_alike
+
 _T = TypeVar("_T")
 
 DropVar = _core.DropVar
@@ -102,7 +104,7 @@ def sharded_alike(
         results = result_avals(fun, avals)
     except _core.ShardingTypeError:
         return False
-    return all(a.sharding == b.sharding for a, b in zip(results, wanted, strict=True))
+    return all(map(lie_alike, results, wanted))
 
 
 def without_constvars(jaxpr: Jaxpr) -> Jaxpr:

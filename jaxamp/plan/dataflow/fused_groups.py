@@ -17,7 +17,12 @@ from collections.abc import Iterable, Sequence, Set
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fusible import find_fusible, is_fused_call
-from jaxamp.plan.dataflow.lookups import gathers_whole_table, is_label_gather, is_repeated_gather
+from jaxamp.plan.dataflow.lookups import (
+    gathers_whole_table,
+    is_label_gather,
+    is_looked_up_again,
+    is_repeated_gather,
+)
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import COSTLY
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, nodes_of
@@ -109,7 +114,7 @@ class Groups:
         self.fusible = find_fusible(flow, stored)
         for node in lookups:
             is_small = node in self.label_gathers or gathers_whole_table(self._graph, node)
-            if is_small or self._is_looked_up_again(node):
+            if is_small or is_looked_up_again(self._graph, self._provenance, node):
                 self.fusible[node.index] = 1
         self.levels = find_levels(self._graph, self._provenance, frame, self.fusible)
         self.by_frame: dict[Frame, Indices] = {}
@@ -118,13 +123,6 @@ class Groups:
         self._members = bytearray(len(self._graph.nodes))
         self._level_of_nest: dict[Nest, int | None] = {}
         self._visit(frame)
-
-    def _is_looked_up_again(self, node: Node) -> bool:
-        """Return whether arithmetic, and so its derivative, reads rows of an activation."""
-        (rows,) = node.outs
-        is_read = any(r.role is Role.ELEMENTWISE for r in self._graph.readers[rows])
-        dense = self._provenance.dense[rows]
-        return bool(dense) and is_read and self._regions.takes_stored(node)
 
     def are_together(self, node: Node, value: int) -> bool:
         """Return whether groups of one jaxpr compute a value and the results of a node."""
@@ -202,13 +200,14 @@ class Groups:
 
         A curve alone does, for its derivative: JAX keeps two float32 arrays for that of a `tanh`.
         """
+        stored, fused, dense = self._stored, self._regions.fused, self._provenance.dense
         nodes = [node for site in sites for node in nodes_of(site)]
-        is_wide = any(self._is_wide(node, v) for node in nodes for v in node.outs)
+        is_wide = any(
+            dense[v] and (fused[v] or (node.trait in COSTLY and is_narrow(stored[v])))
+            for node in nodes
+            for v in node.outs
+        )
         return is_wide and any(node.role is not Role.MOVE for node in nodes)
-
-    def _is_wide(self, node: Node, value: int) -> bool:
-        is_curve = node.trait in COSTLY and is_narrow(self._stored[value])
-        return bool(self._provenance.dense[value] and (self._regions.fused[value] or is_curve))
 
     def _moves_within(self, node: Node) -> bool:
         """Return whether a movement moves operands of its own group."""

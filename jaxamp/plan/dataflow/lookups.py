@@ -56,6 +56,13 @@ def is_repeated_gather(graph: Graph, node: Node) -> bool:
     return table != 1 and not is_smaller(found, table)
 
 
+def is_looked_up_again(graph: Graph, provenance: Provenance, node: Node) -> bool:
+    """Return whether arithmetic reads rows of an activation: each of its kernels looks them up."""
+    if not is_repeated_gather(graph, node) or not provenance.dense[node.outs[0]]:
+        return False
+    return any(reader.role is Role.ELEMENTWISE for reader in graph.readers[node.outs[0]])
+
+
 def find_sums_of_cotangents(graph: Graph) -> tuple[frozenset[Node], frozenset[Node]]:
     """Return gathers that may read one number often, and scatters that transpose the others.
 

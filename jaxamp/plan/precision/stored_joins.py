@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxamp.plan.dataflow.dataflow import Dataflow
+from jaxamp.plan.dataflow.lookups import is_looked_up_again
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
 from jaxamp.plan.graph.consumers import ADDS, descendants, is_movement, is_square, read_for_results
@@ -38,6 +39,8 @@ class _Joins:
         self.graph, self.provenance, _, self.regions = flow
         # Joins that are stored rather than several values computed from them.
         self.shared = _find_shared(flow)
+        lookups = self.graph.named.get("gather", ())
+        self.lookups = {n for n in lookups if is_looked_up_again(flow.graph, flow.provenance, n)}
         count = len(self.graph.avals)
         # Per value, the large stored activation that it is computed from, `_NONE` or `_SEVERAL`;
         # `_ROWS` of tables, whichever they are, which later kernels look up again.
@@ -57,7 +60,7 @@ class _Joins:
             if is_fused
             else _sums_rows(self.graph, node)
         )
-        is_lookup = node.name == "gather" and self.regions.takes_stored(node)
+        is_lookup = node in self.lookups
         for value in node.outs:
             self.computed_from[value] = (_ROWS if is_lookup else value) if dense[value] else _NONE
             self.normalized[value] = is_normalized

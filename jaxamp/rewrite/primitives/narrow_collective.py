@@ -1,7 +1,7 @@
 """``narrow_collective`` primitive: a collective whose array is sent in a narrow format.
 
 A sharding constraint, and a lookup in a table that is split over devices, are sent likewise: XLA
-makes collectives of them.
+makes collectives of them. So is one of rows that are read often: XLA would store them in float32.
 
 A float32 parameter is rounded before it is sent. A cast before the collective would make the
 cotangent narrow as well; but the transpose of an ``all_gather`` is a sum over devices, whose

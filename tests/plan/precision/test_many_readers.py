@@ -63,7 +63,7 @@ def test_cotangents_of_many_readers_lose_no_more_than_products_do(
 
 
 def test_what_many_read_is_saved_once() -> None:
+    """Beside it the products whose `tanh` is computed again: its own, and one of each reader."""
     _, backward = jax.vjp(amp(heads), W, X)
-    """Beside it, one product for each `tanh`."""
     kept = [x for x in jax.tree.leaves(backward) if x.shape == (BATCH, WIDTH)]
     assert sum(x.dtype == jnp.bfloat16 for x in kept) == 1 + 1 + READERS
