@@ -21,9 +21,6 @@ from jaxamp.plan.dataflow.regions import SIGNS
 def compare_relu_results(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return a program whose comparisons with zero read results of ``max(x, 0)``.
 
-    Where a call returns such a result and its comparison, the comparison is moved behind the call,
-    so that it can be recomputed without the call.
-
     Returns:
       A program of the same results, bit for bit; the same object if nothing is to be changed.
 
@@ -45,7 +42,6 @@ class _Comparisons:
         self._changed: dict[int, Jaxpr] = {}
         self._closed: dict[tuple[int, ...], ClosedJaxpr] = {}
         self._is_relu: dict[int, bool] = {}
-        self._returned: dict[int, dict[int, tuple[int, JaxprEqn]]] = {}
 
     def of(self, jaxpr: Jaxpr) -> Jaxpr:
         changed = self._changed.get(id(jaxpr))
@@ -62,8 +58,8 @@ class _Comparisons:
                 relus[operand] = eqn.outvars[0]
             elif relus and eqn.primitive.name in SIGNS:
                 eqn = _compared(eqn, relus)
-            eqns += self._outside(changed_inside(eqn, self._body))
-        is_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
+            eqns.append(changed_inside(eqn, self._body))
+        is_same = all(map(operator.is_, eqns, jaxpr.eqns))
         return jaxpr if is_same else jaxpr.replace(eqns=eqns)
 
     def _body(self, body: ClosedJaxpr) -> ClosedJaxpr:
@@ -72,22 +68,6 @@ class _Comparisons:
             return body
         key = id(jaxpr), *map(id, body.consts)
         return self._closed.setdefault(key, body.replace(jaxpr=jaxpr))
-
-    def _outside(self, eqn: JaxprEqn) -> list[JaxprEqn]:
-        """Return a call, followed by the comparisons of its results."""
-        if eqn.primitive.name != "jit":
-            return [eqn]
-        body = called(eqn).jaxpr
-        if id(body) not in self._returned:
-            self._returned[id(body)] = _comparisons(body)
-        outvars, after = list(eqn.outvars), []
-        for index, (operand, comparison) in self._returned[id(body)].items():
-            read, made = eqn.outvars[operand], eqn.outvars[index]
-            if not isinstance(read, jax_compat.DropVar):
-                invars = [read, *comparison.invars[1:]]
-                after.append(comparison.replace(invars=invars, outvars=[made]))
-                outvars[index] = jax_compat.DropVar(made.aval)
-        return [eqn.replace(outvars=outvars), *after] if after else [eqn]
 
     def _relu_operand(self, eqn: JaxprEqn) -> Var | None:
         """Return `x` if an equation, or the jaxpr that it calls, is ``max(x, 0)``; else `None`."""
@@ -109,18 +89,6 @@ class _Comparisons:
             return False
         (eqn,) = body.eqns
         return eqn.outvars == body.outvars and self._relu_operand(eqn) is body.invars[0]
-
-
-def _comparisons(body: Jaxpr) -> dict[int, tuple[int, JaxprEqn]]:
-    """Return, per result that compares another result with zero, which one and the equation."""
-    places = {var: i for i, var in enumerate(body.outvars) if not isinstance(var, Literal)}
-    return {
-        places[eqn.outvars[0]]: (places[eqn.invars[0]], eqn)
-        for eqn in body.eqns
-        if eqn.primitive.name in SIGNS and eqn.outvars[0] in places
-        if not isinstance(eqn.invars[0], Literal) and eqn.invars[0] in places
-        if _is_zero(eqn.invars[1])
-    }
 
 
 def _compared(eqn: JaxprEqn, relus: dict[Var, Var]) -> JaxprEqn:
