@@ -8,7 +8,7 @@ from jaxamp.core.formats import is_narrow
 from jaxamp.plan.graph.graph import Link, Node, Role
 from tests.placement.program import Program
 
-SMALL = ("not an activation", "a scalar")
+SMALL = ("not an activation",)
 """Reasons of the planner for leaving what would save little: parameters, constants, statistics."""
 
 PLACEMENT = (

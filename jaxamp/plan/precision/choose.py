@@ -482,8 +482,6 @@ class Chooser:
         if not union(self.provenance.bits, outs) & DENSE:
             return "not an activation"
         graph, sizes = self.graph, self.product_sizes
-        if not any(graph.avals[v].ndim for v in outs):
-            return "a scalar"
         is_small = all(is_small_beside_products(graph, sizes, v) for v in outs)
         return "small beside the products that read it" if is_small else ""
 
