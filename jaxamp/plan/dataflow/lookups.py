@@ -180,15 +180,13 @@ def find_looked_up(graph: Graph, provenance: Provenance) -> frozenset[int]:
     return frozenset(found)
 
 
-def find_transposed_lookups(graph: Graph, provenance: Provenance) -> frozenset[Node]:
-    """Return the scatters that add cotangents of rows to zeros, by the indices of the lookup."""
+def find_transposed_lookups(graph: Graph, provenance: Provenance, reaches: bytes) -> list[int]:
+    """Return cotangents of rows that Compute reads, which a scatter adds up at their places."""
     scatters = graph.named.get("scatter-add", ())
-    if not scatters:
-        return frozenset()
-    gathers = graph.named.get("gather", ())
-    places = {node.ins[1] for node in gathers if is_lookup(graph, provenance, node)}
-    zeros = graph.constants
-    return frozenset(n for n in scatters if n.ins[1] in places and zeros.get(n.ins[0]) == 0)
+    gathers = graph.named.get("gather", ()) if scatters else ()
+    read = [n for n in gathers if reaches[n.outs[0]] and is_lookup(graph, provenance, n)]
+    places, zeros = {n.ins[1] for n in read}, graph.constants
+    return [n.ins[2] for n in scatters if n.ins[1] in places and zeros.get(n.ins[0]) == 0]
 
 
 def find_masked_lookups(graph: Graph, provenance: Provenance) -> frozenset[int]:

@@ -78,7 +78,15 @@ def find_uses(
     mark(bits, graph.onward, REACHES)
     mark(bits, graph.predicates, STOPS_LOOP | TESTED)
     mark(bits, repeated, STOPS_LOOP)
-    lookups = find_transposed_lookups(graph, provenance)
+    _sweep(graph, provenance, bits, may_lower)
+    cotangents = find_transposed_lookups(graph, provenance, column(bits, REACHES))
+    if cotangents:
+        mark(bits, cotangents, REACHES)
+        _sweep(graph, provenance, bits, may_lower)
+    return Uses(bits.translate(_SETTLED))
+
+
+def _sweep(graph: Graph, provenance: Provenance, bits: bytearray, may_lower: Lowerable) -> None:
     keeping = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
     states = {carry.out: carry.result for carry in _find_states(graph)}
     for node in backward(graph, bits):
@@ -96,11 +104,8 @@ def find_uses(
             _move(graph, bits, node, given)
         else:
             mark(bits, node.ins, _propagated(graph, provenance, node, given, may_lower) | NEEDED)
-            if node in lookups:
-                bits[node.ins[2]] |= REACHES
             if node.role is Role.FIXED:
                 mark(bits, _factored(graph, node), FEEDS_FACTORIZATION)
-    return Uses(bits.translate(_SETTLED))
 
 
 def _is_needed(given: int, node: Node) -> bool:
@@ -261,12 +266,8 @@ def find_returned(graph: Graph) -> frozenset[int]:
     returned = set(graph.outputs)
     for node in reversed(graph.nodes):
         if node.role is Role.MOVE:
-            pairs = node.moves
-            returned.update(
-                source
-                for source, out in pairs
-                if out in returned and graph.sizes[source] == graph.sizes[out]
-            )
+            whole = [(v, out) for v, out in node.moves if graph.sizes[v] == graph.sizes[out]]
+            returned.update(v for v, out in whole if out in returned)
         elif node.link in _WHOLE and node.outs[0] in returned:
             returned.update(node.ins)
     return frozenset(v for v in returned if graph.is_float32[v])
