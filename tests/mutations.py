@@ -131,6 +131,12 @@ MUTATIONS = (
         "tests/plan/precision/test_carries.py",
     ),
     Mutation(
+        "plan/precision/carries.py",
+        "or carry.inner in graph.undone or _has_differences(graph, carry)",
+        "or carry.inner in graph.undone",
+        "tests/plan/precision/test_carries.py",
+    ),
+    Mutation(
         "core/intervals.py",
         "return Interval(max(x.low, y.low), max(x.high, y.high))",
         "return Interval(max(x.low, y.low), min(x.high, y.high))",

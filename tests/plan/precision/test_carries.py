@@ -228,3 +228,22 @@ def test_a_state_that_gates_multiply_is_stacked_once() -> None:
     loops = (eqn for eqn in equations(made.jaxpr) if eqn.primitive.name == "scan")
     stacks = [v.aval for eqn in loops for v in eqn.outvars if v.aval.shape == (8, 4, 16, 16)]
     assert [aval.dtype.name for aval in stacks] == ["float32"]
+
+
+def test_places_whose_differences_a_layer_reads_stay_float32() -> None:
+    """Of places far from zero and near each other a rounding leaves no difference."""
+    seeds = jax.random.split(jax.random.key(0), 3)
+    shapes = (64, 64), (64, 64), (4, 64, 64)
+    args = [jax.random.normal(seed, shape) for seed, shape in zip(seeds, shapes, strict=True)]
+
+    def refined(features: jax.Array, first: jax.Array, weights: jax.Array) -> jax.Array:
+        def layer(places: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+            apart = places[:, None] - places
+            return places + jnp.tanh(apart).sum(1) @ weight, None
+
+        places, _ = lax.scan(layer, features @ first, weights)
+        return jnp.sum((places @ first.T) ** 2)
+
+    made = jax.make_jaxpr(amp(refined, "mixed_bf16"))(*args)
+    (layers,) = (eqn for eqn in equations(made.jaxpr) if eqn.primitive.name == "scan")
+    assert layers.outvars[0].aval.dtype == jnp.float32
