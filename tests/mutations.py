@@ -197,6 +197,24 @@ MUTATIONS = (
         "tests/plan/conditioning/test_derivatives_of_losses.py",
     ),
     Mutation(
+        "plan/conditioning/amplification.py",
+        "if not (made[v] & BOUNDED or _is_repeated",
+        "if not (False or _is_repeated",
+        "tests/plan/conditioning/test_gated_branches.py",
+    ),
+    Mutation(
+        "plan/dataflow/regions.py",
+        "return graph.origin(value) in cheap and found.issuperset(products)",
+        "return False",
+        "tests/plan/precision/test_stored_joins.py",
+    ),
+    Mutation(
+        "plan/dataflow/fused_groups.py",
+        "return union(provenance.dense, node.ins) != 0 and reduces_rows(graph, node)",
+        "return False",
+        "tests/xla/test_recomputation.py",
+    ),
+    Mutation(
         "plan/conditioning/singularities.py",
         "return AT_NUMBER | given & AT_BOUND",
         "return given",

@@ -1017,3 +1017,16 @@ def test_what_a_rule_solves_with_is_known_before_its_tangents(args: Any) -> None
 
     made = jax.make_jaxpr(jax.grad(amp(loss, POLICY)))(jnp.ones(2 * len(w)))
     assert sum(e.primitive.name == "triangular_solve" for e in equations(made)) == 4
+
+
+@pytest.mark.parametrize(("axis", "times"), [(-1, 1), (0, 2)])
+def test_a_sum_of_rows_that_a_later_kernel_reads_is_not_made_again(axis: int, times: int) -> None:
+    """A penalty on activations is added up where they are made, not where the loss is."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((2, 256, 256), (256, 256))]
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        h = jax.nn.relu(x @ w[0] + x[0])
+        return (jnp.square(h @ w[1] - x).sum(axis) + jnp.abs(h).sum(axis)).mean()
+
+    jaxpr = jax.make_jaxpr(amp(loss, POLICY))(*shapes).jaxpr
+    assert sum(e.primitive.name == "abs" for e in equations(jaxpr)) == times

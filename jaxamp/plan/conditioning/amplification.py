@@ -1,13 +1,13 @@
 """Find values whose rounding is amplified: a sweep forward for what is linear, one backward.
 
 What Compute makes is rounded, as the policy says, and so is what is linear in its results: sums,
-choices, known multiples. This is a residual stream, which hand-written bfloat16 rounds too. Any
-other value that is in memory may be rounded only if all that reads it from there is well
-conditioned: if no path without Compute leads from the reader to a steep curve, a running fold, an
-index taken from an order, or a difference that may cancel. A sum of parts of one value, shifted
-and scaled, as of neighbours in a stencil, may cancel in any case: then it does not help to be
-linear in a result of Compute, only to be one. So may what is squared before a difference. The facts
-of single primitives are in `core/taxonomy.py`.
+choices, known multiples, what a bounded curve gates. This is a residual stream, which hand-written
+bfloat16 rounds too. Any other value that is in memory may be rounded only if all that reads it from
+there is well conditioned: if no path without Compute leads from the reader to a steep curve, a
+running fold, an index taken from an order, or a difference that may cancel. A sum of parts of one
+value, shifted and scaled, as of neighbours in a stencil, may cancel in any case: then it does not
+help to be linear in a result of Compute, only to be one. So may what is squared before a
+difference. The facts of single primitives are in `core/taxonomy.py`.
 
 The derivative of a loss is computed as the loss is, up to the first product of the backward pass:
 where a model is right, cotangents nearly cancel, as of probabilities with those that were to be
@@ -145,7 +145,9 @@ class _Amplification:
         if not dense or node.role is Role.FIXED or (kind is Linear.NOT and not joins):
             return False
         if kind is Linear.EACH and len(dense) > 1:
-            dense = [v for v in dense if not _is_repeated(self.graph, v, node.outs[0])]
+            graph, made, out = self.graph, self.made, node.outs[0]
+            # A gate loses nothing that the other factor has not lost.
+            dense = [v for v in dense if not (made[v] & BOUNDED or _is_repeated(graph, v, out))]
         if not dense or not all(self.made[v] & LINEAR for v in dense):
             return False
         if joins:

@@ -24,17 +24,19 @@ from jaxamp.plan.dataflow.lookups import (
     is_repeated_gather,
 )
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.dataflow.regions import COSTLY
+from jaxamp.plan.dataflow.regions import COSTLY, reduces_rows
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, nodes_of
 from jaxamp.plan.graph.sweeps import union
 
 
 def find_levels(
     graph: Graph, provenance: Provenance, frame: Frame, fusible: bytearray
-) -> list[int]:
+) -> tuple[list[int], set[Node]]:
     """Return the level at which each value is computed: as early as its operands allow.
 
-    Small values, and those computed from parameters alone, have the level of their first reader.
+    Small values, and those computed from parameters alone, have the level of their first reader,
+    but for sums of rows of an activation, which would read them from memory then. Those that later
+    kernels alone read come second.
     """
     levels = [0] * len(graph.avals)
     for node in graph.nodes:
@@ -46,12 +48,22 @@ def find_levels(
         for value in node.outs:
             levels[value] = level
     latest = _latest_in_nests(provenance, frame, levels)
+    ahead: set[Node] = set()
     for node in reversed(graph.nodes):
         if fusible[node.index] and not union(provenance.dense, node.outs):
             late = min(_earliest_reader(graph, levels, node), latest.get(node, math.inf))
-            for value in node.outs if late < math.inf else ():
-                levels[value] = max(levels[value], int(late))
-    return levels
+            is_later = levels[node.outs[0]] < late < math.inf
+            if is_later and node.role is Role.REDUCE and _is_of_rows(graph, provenance, node):
+                ahead.add(node)
+            else:
+                for value in node.outs if late < math.inf else ():
+                    levels[value] = max(levels[value], int(late))
+    return levels, ahead
+
+
+def _is_of_rows(graph: Graph, provenance: Provenance, node: Node) -> bool:
+    """Return whether a reduction is of rows of an activation: the kernel that makes them has it."""
+    return union(provenance.dense, node.ins) != 0 and reduces_rows(graph, node)
 
 
 def _earliest_reader(graph: Graph, levels: list[int], node: Node) -> float:
@@ -90,6 +102,7 @@ class Groups:
     Attributes:
       fusible: per node, 1 if it may belong to a group.
       levels: per value, the level at which it is computed; see `fused_groups.py`.
+      ahead: sums of rows that only later levels read.
       label_gathers: gathers of single numbers from activations.
       by_frame: per jaxpr, the indices of each group's equations, in order. Jaxprs that belong to a
         group as a whole are left out.
@@ -116,7 +129,7 @@ class Groups:
             is_small = node in self.label_gathers or gathers_whole_table(self._graph, node)
             if is_small or is_looked_up_again(self._graph, self._provenance, node):
                 self.fusible[node.index] = 1
-        self.levels = find_levels(self._graph, self._provenance, frame, self.fusible)
+        self.levels, self.ahead = find_levels(self._graph, self._provenance, frame, self.fusible)
         self.by_frame: dict[Frame, Indices] = {}
         self.widened: set[Node] = set()
         self._frame_of: dict[int, Frame] = {}  # of each value that a group computes

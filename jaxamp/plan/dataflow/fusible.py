@@ -34,7 +34,7 @@ def _is_fusible(
 ) -> bool:
     if node.trait is Trait.GENERATOR:
         return not node.ins
-    is_fused = node.role in _FUSED or combines_masks(graph, node)
+    is_fused = node.role in _FUSED or node.role is Role.CONTRACT or combines_masks(graph, node)
     if regions.kernels[node.index] or not is_fused or not regions.bias_sums.isdisjoint(node.outs):
         return False
     if _is_between_devices(graph, node) or node.name in _NEVER_FUSED or node.eqn.effects:

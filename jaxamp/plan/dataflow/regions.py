@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 
 from jaxamp.core.taxonomy import Trait
+from jaxamp.jaxprs.contracted import is_vector, multiplies_by_vector
 from jaxamp.plan.dataflow.lookups import is_repeated_gather
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
@@ -38,6 +39,7 @@ class FusionRegions:
         it is are never ready to be fused.
       kernels: per node, 1 if it is a kernel of its own, which fuses nothing.
       fused: per value, 1 if it stays in float32 for the readers of its own depth.
+      summing: products with a vector in each batch, which are fused with what they add up.
       joined: per value, 1 if it is computed from several stored activations.
       relu_outputs: results of `max(x, 0)`.
       bias_sums: sums of a convolution and a bias that are stored; see `stored_joins.py`.
@@ -59,6 +61,7 @@ class FusionRegions:
         self.bias_sums: set[int] = set()
         for value in graph.later:
             self.depth[value] = 1
+        self.summing = _find_summing(graph)
         self._find_depths(graph)
         for node in reversed(graph.nodes):
             is_reduction = node.role is Role.REDUCE and not selects_in_windows(graph, node)
@@ -67,18 +70,20 @@ class FusionRegions:
                     self.fused[value] = graph.is_float32[value] and self._is_fused(graph, value)
 
     def _find_depths(self, graph: Graph) -> None:
-        depth = self.depth
+        depth, summing = self.depth, self.summing
         for node in graph.nodes:
             role = node.role
             is_repeated = node.name == "gather" and is_repeated_gather(graph, node)
-            is_alone = role in _KERNELS and not combines_masks(graph, node)
+            is_summing = role is Role.CONTRACT and node in summing
+            is_alone = role in _KERNELS and not is_summing and not combines_masks(graph, node)
             windowed = role is Role.REDUCE and is_window(graph, node)
             is_kernel = is_alone or is_repeated or windowed
             self.kernels[node.index] = is_kernel
             reached = max([depth[v] for v in node.ins], default=0)
             # A sum takes f32, as its terms may cancel.
             selects = windowed and selects_in_windows(graph, node)
-            takes_stored = selects or is_repeated or role is Role.LINK or role is Role.CONTRACT
+            is_product = role is Role.CONTRACT and not is_summing
+            takes_stored = selects or is_repeated or role is Role.LINK or is_product
             self.ready.append(_NEVER if takes_stored else reached)
             if node.ins and node.link is not Link.BACK:
                 for value in node.outs:
@@ -92,7 +97,10 @@ class FusionRegions:
         near = [r for r in readers if ready[r.index] <= depth and not self.reads_sign(graph, r)]
         if not near:  # recomputing it is cheaper than to store and read it
             return bool(readers) and not any(self.kernels[r.index] for r in readers)
-        return False not in [r.role in _FUSING_ROLES or r.name in _FUSED_MERGES for r in near]
+        summing = self.summing
+        return False not in [
+            r.role in _FUSING_ROLES or r.name in _FUSED_MERGES or r in summing for r in near
+        ]
 
     def reads_sign(self, graph: Graph, reader: Node) -> bool:
         """Return whether a node compares a ReLU's result with zero: any format will do."""
@@ -107,6 +115,33 @@ class FusionRegions:
     def is_far(self, value: int, reader: Node) -> bool:
         """Return whether a reader takes the stored form, or runs after a later kernel."""
         return self.ready[reader.index] > self.depth[value]
+
+
+def _find_summing(graph: Graph) -> set[Node]:
+    """Return products with a vector in each batch: XLA adds up their terms where they are made.
+
+    What another product reads is in memory, and what is costly is not computed again.
+    """
+    dots = graph.named.get("dot_general", ())
+    found = {n for n in dots if multiplies_by_vector(n.eqn, in_batches=True)}
+    if not found:
+        return found
+    cheap = {
+        v
+        for n in graph.nodes
+        if n.role is Role.ELEMENTWISE and n.trait not in COSTLY
+        for v in n.outs
+    }
+
+    def is_made_here(value: int) -> bool:
+        products = (r for r in graph.readers[value] if r.role is Role.CONTRACT)
+        return graph.origin(value) in cheap and found.issuperset(products)
+
+    def is_summing(node: Node) -> bool:
+        places = [i for i in (0, 1) if not is_vector(node.eqn, i)]
+        return len(places) == 1 and is_made_here(node.ins[places[0]])
+
+    return set(filter(is_summing, found))
 
 
 def find_relu_signs(graph: Graph, regions: FusionRegions) -> set[int]:

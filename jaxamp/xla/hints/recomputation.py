@@ -29,7 +29,8 @@ class Recomputation:
       saved_by_rules: of these, values that a derivative rule holds and saves; see `regions.py`.
       recomputed: values that a later group recomputes rather than reads. Results of equality tests
         are read: what is computed twice may differ in its last bit. So are reductions of what is
-        neither in memory nor recomputed: their operands would be stored for it.
+        neither in memory nor recomputed: their operands would be stored for it. And so are sums of
+        rows for later kernels alone, which read the rows for nothing else.
     """
 
     def __init__(self, findings: Findings, techniques: Set[Technique]) -> None:
@@ -90,13 +91,14 @@ class Recomputation:
         """Classify the results of a member of a group."""
         is_statistic = self._statistics[node.index]
         is_found = node.name in EQUALITIES and union(self.provenance.dense, node.ins)
+        is_ahead = node in self._groups.ahead
         reads_fused = node.role is Role.REDUCE and any(map(self._is_handed_on, node.ins))
         for value in node.outs:
             if self.graph.is_float32[value]:
                 is_saved = is_statistic or self._is_stored(value)
                 if is_saved and value not in self._side_by_side:
                     self.saved.add(value)
-            if not (is_statistic or is_found or reads_fused) and self._is_cheap(value):
+            if not (is_statistic or is_found or is_ahead or reads_fused) and self._is_cheap(value):
                 self.recomputed.add(value)
 
     def _is_cheap(self, value: int) -> bool:

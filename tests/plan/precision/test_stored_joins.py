@@ -138,3 +138,28 @@ def test_what_skips_to_one_sum_is_added_up_there(layers: int, stored: int) -> No
     plan = plan_of(skipping, "auto_mixed_bf16")(np.stack([W] * layers), X)
     sums = [d for d in plan.decisions() if d.primitive == "add"]
     assert sum(d.output is Precision.BF16 for d in sums) == stored
+
+
+@pytest.mark.parametrize(
+    ("scores", "shape", "stored"),
+    [
+        ("tshd,hd->tsh", (8, 4), Precision.F32),
+        ("tshd,hde->tshe", (8, 4, 4), Precision.BF16),
+        ("tshd,de->tshe", (4, 4), Precision.BF16),
+    ],
+)
+def test_what_a_vector_of_each_head_multiplies_is_not_stored(
+    scores: str, shape: tuple[int, ...], stored: Precision
+) -> None:
+    """XLA adds up the terms in the kernel that makes them; a product with a matrix reads memory."""
+
+    def scored(x: jax.Array, vectors: jax.Array) -> jax.Array:
+        q, k = ((x @ w).reshape(-1, 8, 4) for w in W)
+        pairs = jax.nn.leaky_relu(q[:, None] + k[None])
+        weights = jax.nn.softmax(jnp.einsum(scores, pairs, vectors), 1)
+        return weights.sum(1).reshape(64, -1)[:, :8] @ W[0, :8]
+
+    arrays = X.reshape(64, 32), np.ones(shape, np.float32)
+    decisions = plan_of(scored, "auto_mixed_bf16")(*arrays).decisions()
+    (made,) = (d for d in decisions if d.primitive == "select_n")
+    assert made.output is stored, made.reason
