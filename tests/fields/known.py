@@ -15,7 +15,6 @@ CAUSES: dict[str, str] = {
 
 KNOWN: dict[str, tuple[str, ...]] = {
     DRAWS: (
-        "crystal_forces bf16 amp(grad)",
         "deformed_grid bf16 amp(grad)",
         "deformed_grid bf16 grad(amp)",
         "duration_upsampling f16 amp(grad)",
