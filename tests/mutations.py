@@ -210,8 +210,8 @@ MUTATIONS = (
     ),
     Mutation(
         "plan/dataflow/fused_groups.py",
-        "return union(provenance.dense, node.ins) != 0 and reduces_rows(graph, node)",
-        "return False",
+        "if is_of_activation and reduces_rows(graph, node):",
+        "if False:",
         "tests/xla/test_recomputation.py",
     ),
     Mutation(

@@ -146,7 +146,7 @@ class _Amplification:
             return False
         if kind is Linear.EACH and len(dense) > 1:
             graph, made, out = self.graph, self.made, node.outs[0]
-            # A gate loses nothing that the other factor has not lost.
+            # A bounded factor loses nothing that the other has not lost.
             dense = [v for v in dense if not (made[v] & BOUNDED or _is_repeated(graph, v, out))]
         if not dense or not all(self.made[v] & LINEAR for v in dense):
             return False

@@ -34,9 +34,9 @@ def find_levels(
 ) -> tuple[list[int], set[Node]]:
     """Return the level at which each value is computed: as early as its operands allow.
 
-    Small values, and those computed from parameters alone, have the level of their first reader,
-    but for sums of rows of an activation, which would read them from memory then. Those that later
-    kernels alone read come second.
+    Small values, and those computed from parameters alone, have the level of their first reader.
+    But a sum of rows of an activation belongs to the kernel that makes the rows; such sums that
+    only later kernels read are returned as well.
     """
     levels = [0] * len(graph.avals)
     for node in graph.nodes:
@@ -50,20 +50,18 @@ def find_levels(
     latest = _latest_in_nests(provenance, frame, levels)
     ahead: set[Node] = set()
     for node in reversed(graph.nodes):
-        if fusible[node.index] and not union(provenance.dense, node.outs):
-            late = min(_earliest_reader(graph, levels, node), latest.get(node, math.inf))
-            is_later = levels[node.outs[0]] < late < math.inf
-            if is_later and node.role is Role.REDUCE and _is_of_rows(graph, provenance, node):
-                ahead.add(node)
-            else:
-                for value in node.outs if late < math.inf else ():
-                    levels[value] = max(levels[value], int(late))
+        if not fusible[node.index] or union(provenance.dense, node.outs):
+            continue
+        late = min(_earliest_reader(graph, levels, node), latest.get(node, math.inf))
+        if not levels[node.outs[0]] < late < math.inf:
+            continue
+        is_of_activation = node.role is Role.REDUCE and union(provenance.dense, node.ins)
+        if is_of_activation and reduces_rows(graph, node):
+            ahead.add(node)
+        else:
+            for value in node.outs:
+                levels[value] = int(late)
     return levels, ahead
-
-
-def _is_of_rows(graph: Graph, provenance: Provenance, node: Node) -> bool:
-    """Return whether a reduction is of rows of an activation: the kernel that makes them has it."""
-    return union(provenance.dense, node.ins) != 0 and reduces_rows(graph, node)
 
 
 def _earliest_reader(graph: Graph, levels: list[int], node: Node) -> float:

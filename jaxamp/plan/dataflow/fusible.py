@@ -8,7 +8,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.dataflow.regions import ARITHMETIC, FusionRegions, combines_masks
+from jaxamp.plan.dataflow.regions import ARITHMETIC, FusionRegions
 from jaxamp.plan.dataflow.uses import ESCAPES, REACHES, Uses
 from jaxamp.plan.graph.graph import Graph, Nest, Node, Role
 from jaxamp.plan.graph.sweeps import mark, union
@@ -17,7 +17,6 @@ _NEVER_FUSED = frozenset(
     {"custom_vjp_call", "fused_group", "remat2", "optimization_barrier", "rounding_barrier",
      "read_anew"}
 )  # fmt: skip
-_FUSED = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
 _RETURNED = ESCAPES | REACHES
 _BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
 
@@ -34,8 +33,7 @@ def _is_fusible(
 ) -> bool:
     if node.trait is Trait.GENERATOR:
         return not node.ins
-    is_fused = node.role in _FUSED or node.role is Role.CONTRACT or combines_masks(graph, node)
-    if regions.kernels[node.index] or not is_fused or not regions.bias_sums.isdisjoint(node.outs):
+    if regions.kernels[node.index] or not regions.bias_sums.isdisjoint(node.outs):
         return False
     if _is_between_devices(graph, node) or node.name in _NEVER_FUSED or node.eqn.effects:
         return False

@@ -74,16 +74,15 @@ class FusionRegions:
         for node in graph.nodes:
             role = node.role
             is_repeated = node.name == "gather" and is_repeated_gather(graph, node)
-            is_summing = role is Role.CONTRACT and node in summing
-            is_alone = role in _KERNELS and not is_summing and not combines_masks(graph, node)
+            is_alone = role in _KERNELS and not (node in summing or combines_masks(graph, node))
             windowed = role is Role.REDUCE and is_window(graph, node)
             is_kernel = is_alone or is_repeated or windowed
             self.kernels[node.index] = is_kernel
             reached = max([depth[v] for v in node.ins], default=0)
             # A sum takes f32, as its terms may cancel.
             selects = windowed and selects_in_windows(graph, node)
-            is_product = role is Role.CONTRACT and not is_summing
-            takes_stored = selects or is_repeated or role is Role.LINK or is_product
+            reads_memory = role is Role.LINK or (is_alone and role is Role.CONTRACT)
+            takes_stored = selects or is_repeated or reads_memory
             self.ready.append(_NEVER if takes_stored else reached)
             if node.ins and node.link is not Link.BACK:
                 for value in node.outs:

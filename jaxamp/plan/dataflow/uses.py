@@ -266,8 +266,8 @@ def find_returned(graph: Graph) -> frozenset[int]:
     returned = set(graph.outputs)
     for node in reversed(graph.nodes):
         if node.role is Role.MOVE:
-            whole = [(v, out) for v, out in node.moves if graph.sizes[v] == graph.sizes[out]]
-            returned.update(v for v, out in whole if out in returned)
+            moved = [(v, out) for v, out in node.moves if out in returned]
+            returned.update(v for v, out in moved if graph.sizes[v] == graph.sizes[out])
         elif node.link in _WHOLE and node.outs[0] in returned:
             returned.update(node.ins)
     return frozenset(v for v in returned if graph.is_float32[v])
