@@ -163,3 +163,18 @@ def test_what_a_vector_of_each_head_multiplies_is_not_stored(
     decisions = plan_of(scored, "auto_mixed_bf16")(*arrays).decisions()
     (made,) = (d for d in decisions if d.primitive == "select_n")
     assert made.output is stored, made.reason
+
+
+def test_what_a_matrix_multiplies_as_well_is_stored() -> None:
+    """It is in memory for that product, so the vectors' products read it there."""
+
+    def scored(x: jax.Array, vectors: jax.Array, w: jax.Array) -> jax.Array:
+        q, k = ((x @ w).reshape(-1, 8, 4) for w in W)
+        pairs = jax.nn.leaky_relu(q[:, None] + k[None])
+        weights = jax.nn.softmax(jnp.einsum("tshd,hd->tsh", pairs, vectors), 1)
+        return jnp.einsum("tsh,tshe->te", weights, pairs @ w)
+
+    arrays = X.reshape(64, 32), np.ones((8, 4), np.float32), np.ones((4, 4), np.float32)
+    decisions = plan_of(scored, "auto_mixed_bf16")(*arrays).decisions()
+    (made,) = (d for d in decisions if d.primitive == "select_n")
+    assert made.output is Precision.BF16, made.reason
