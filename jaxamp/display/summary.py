@@ -10,13 +10,10 @@ from collections.abc import Callable, Iterator
 import jax
 
 from jaxamp.compiled.targets import TARGETS
-from jaxamp.core.features import Outcome
+from jaxamp.core.features import Outcome, works
 from jaxamp.core.guards import Guard
 from jaxamp.display.lines import Line, Part, amount, sentence, share, storage, table
 from jaxamp.errors import counted
-from jaxamp.found.attention.replacement import KIND
-from jaxamp.found.cross_entropy.losses import KIND as LOSS
-from jaxamp.found.cross_entropy.worth import MATTERS
 from jaxamp.inspect.operation import Operation, common_scope, grouped, numberless, total
 from jaxamp.inspect.report import WIDE, Report
 from jaxamp.plan.dataflow.constraints import CAST
@@ -25,10 +22,6 @@ COLORS = {
     "f32": "cyan", "f64": "blue", "bf16": "green", "f16": "yellow",
     "f8_e4m3": "magenta", "f8_e5m2": "magenta",
 }  # fmt: skip
-_ABSENT = {
-    KIND: "no softmax stands between two matrix products of one function",
-    LOSS: f"no loss reads logits of {MATTERS // 2**20} MiB or more",
-}  # why a program has no region of a kind
 _FEW = 5  # rows of each table
 _LONG = 34  # characters of a module that a row has room for
 _CLOCK = TARGETS["h200"]  # the chip of which the time to start a kernel has been measured
@@ -44,8 +37,9 @@ def report_lines(report: Report) -> Iterator[Line]:
     if len(notes) > 3:
         yield ((f"and {counted(len(notes) - 3, 'more note')}", "yellow"),)
     yield from _small(report)
-    for kind in dict.fromkeys([*_ABSENT, *(r.kind for r in report.regions)]):
-        yield from _regions(kind, [r for r in report.regions if r.kind == kind])
+    for work in works():
+        for kind, absent in work.kinds.items():
+            yield from _regions(kind, [r for r in report.regions if r.kind == kind], absent)
     yield from _products(report)
     yield from _wide(report)
     yield from _next(report)
@@ -93,10 +87,10 @@ def _small(report: Report) -> Iterator[Line]:
     )
 
 
-def _regions(kind: str, regions: list[Outcome]) -> Iterator[Line]:
+def _regions(kind: str, regions: list[Outcome], absent: str) -> Iterator[Line]:
     name = kind.capitalize()
     if not regions:
-        yield from sentence(f"{name}: none in this program: {_ABSENT[kind]}.")
+        yield from sentence(f"{name}: none in this program: {absent}.")
         return
     if fused := [r for r in regions if not r.obstacle]:
         one, saved = len(fused) == 1, sum(r.saved for r in fused)
@@ -177,7 +171,7 @@ def _next(report: Report) -> Iterator[Line]:
         steps.append(
             "narrow all the same: policy.with_rules(jaxamp.Rule(precision='bf16', kind='compute'))"
         )
-    if any(r.kind == LOSS and "as long" in r.obstacle for r in report.regions):
+    if any(r.kind == "loss" and "as long" in r.obstacle for r in report.regions):
         steps.append("less memory for logits all the same: policy.replace(loss_in_chunks='memory')")
     if "f16" in report.dots() and report.residuals:
         steps.append("train with a loss scale: jaxamp.training.scaled_value_and_grad")

@@ -53,11 +53,20 @@ def _advise(error: Exception, plan: Callable[[], Any]) -> str:
 
 
 def _work() -> Work:
-    from jaxamp.found.attention.fuse import fuse_attention
-    from jaxamp.found.cross_entropy.losses import chunk_losses
+    from jaxamp.found.attention import fuse
+    from jaxamp.found.cross_entropy import losses, worth
     from jaxamp.rewrite.rules.movement import move
 
-    return Work(replace=(fuse_attention, chunk_losses), rules={"undivided": move}, advise=_advise)
+    return Work(
+        replace=(fuse.fuse_attention, losses.chunk_losses),
+        kinds={
+            fuse.KIND: "no softmax stands between two matrix products of one function",
+            losses.KIND: f"no loss reads logits of {worth.MATTERS // 2**20} MiB or more",
+        },
+        elsewhere=fuse.fused_elsewhere,
+        rules={"undivided": move},
+        advise=_advise,
+    )
 
 
 FEATURE = Feature(

@@ -10,14 +10,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from jaxamp.compiled.targets import target_named
 from jaxamp.core.features import Outcome, works
 from jaxamp.core.formats import Precision
 from jaxamp.errors import InspectionError, accepted, counted
-from jaxamp.found.attention.fuse import fuse_attention
-from jaxamp.found.attention.replacement import KIND
 from jaxamp.inspect.count import Tally
 from jaxamp.inspect.displayable import Displayable, plain
 from jaxamp.inspect.half_range import too_large_for_f16
@@ -32,7 +28,6 @@ from jaxamp.inspect.operation import (
 )
 from jaxamp.inspect.walk import Residual, Walk, count_casts
 from jaxamp.plan import Plan
-from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.amp import inspected, plan_of, under
 from jaxamp.trace.target import Target
 
@@ -273,27 +268,11 @@ def report(
 
 
 def _regions_of(plan: Plan) -> tuple[Outcome, ...]:
-    """Return the regions of a program: where no kernel is at hand, those that others would run."""
-    regions = [*_once(plan.found), *plan.refused]
-    if not any(region.kind == KIND for region in regions):
-        policy, obstacle = _elsewhere(plan.policy)
-        _, found, refused = fuse_attention(plan.jaxpr, policy)
-        regions += [*(dataclasses.replace(o, obstacle=obstacle) for o in _once(found)), *refused]
-    return tuple(regions)
+    """Return the regions of a program: where none of a kind is replaced, also those of others."""
+    others = [o for work in works() if work.elsewhere for o in work.elsewhere(plan)]
+    return (*_once(plan.found), *plan.refused, *_once(others))
 
 
 def _once(found: Sequence[Outcome]) -> Sequence[Outcome]:
     """Leave out backward passes of their own, which are no other regions."""
     return [o for o in found if o.forward] or found
-
-
-def _elsewhere(policy: PrecisionPolicy) -> tuple[PrecisionPolicy, str]:
-    """Return a policy that looks for every kernel, and why the one that was asked for does not."""
-    if policy.base.bits != 16:
-        word = policy.base.short
-        default = PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
-        return default, f"the policy's products are {word}, and the kernels take 16 bits"
-    wanted = policy.replace(fused_attention=True)
-    if policy.fused_attention is False:
-        return wanted, "the policy says fused_attention=False"
-    return wanted, f"no kernel runs it on this {jax.default_backend().upper()}"

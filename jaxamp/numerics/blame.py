@@ -30,7 +30,6 @@ from jaxamp.jaxprs.name_stack import joined_scope
 from jaxamp.jaxprs.nested import loop, nested
 from jaxamp.numerics.nested_interpreter import is_inexact
 from jaxamp.numerics.statistics import peak_of
-from jaxamp.xla.primitives.rounding_barrier import rounding_barrier_p
 
 INFINITY, NAN = "infinity", "NaN"
 _peak = jax.jit(peak_of)
@@ -221,7 +220,7 @@ class _Run:
 
 def _is_operation_at(eqn: JaxprEqn, other: JaxprEqn) -> bool:
     """Return whether another equation has the call stack of one, and is no cast or barrier."""
-    is_beside = other.primitive in (convert_element_type_p, rounding_barrier_p) or nested(other)
+    is_beside = op_of(other.primitive).trait in (Trait.CONVERT, Trait.SAME) or nested(other)
     return other.source_info.traceback is eqn.source_info.traceback and not is_beside
 
 

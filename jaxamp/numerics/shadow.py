@@ -19,7 +19,6 @@ from jaxamp.plan import Decision, OperandRead, Plan
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.interpreter import emit
 from jaxamp.rewrite.registry import RewriteContext, RuleContext
-from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
 
 _WHOLE = frozenset({Trait.SAME, Trait.PLACEMENT, Trait.SHAPE})
 _FOREIGN = frozenset({Trait.CALLBACK, Trait.STATE, Trait.TOKEN})
@@ -85,7 +84,7 @@ class Shadowing(Interpreter):
             return value
         key = atom, read.precision, read.copy
         if key not in self.rounded:
-            self.rounded[key] = rounding_barrier(value)
+            self.rounded[key] = lax.optimization_barrier(value)
         return self.rounded[key]
 
     def _nest(self, site: Site, operands: Sequence[Any]) -> None:

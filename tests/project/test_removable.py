@@ -43,11 +43,12 @@ def test_every_folder_is_of_the_core_or_of_a_feature() -> None:
     assert folders - core == {name for names in FEATURES.values() for name in names}
 
 
-def test_nothing_but_quantization_needs_its_folder(tmp_path: Path) -> None:
-    """Without products of 8 bits every other module can be imported: reports, training, tools."""
-    left_without(FEATURES["quantized"], tmp_path)
+@pytest.mark.parametrize("feature", sorted(PLANNING))
+def test_nothing_but_a_feature_needs_its_folder(feature: str, tmp_path: Path) -> None:
+    """Without what plans, every other module can be imported: reports, training, tools."""
+    left_without(FEATURES[feature], tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL],
+        [sys.executable, "-c", IMPORT_ALL, feature],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
@@ -57,8 +58,8 @@ def test_nothing_but_quantization_needs_its_folder(tmp_path: Path) -> None:
 
 
 IMPORT_ALL = """
-import importlib, pkgutil, jaxamp
-assert not hasattr(jaxamp, "quantized")
+import importlib, pkgutil, sys, jaxamp
+assert not hasattr(jaxamp, sys.argv[1])
 for module in pkgutil.walk_packages(jaxamp.__path__, "jaxamp."):
     if not module.name.startswith(("jaxamp.interop.", "jaxamp.__main__")):  # of other libraries
         importlib.import_module(module.name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
+import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
@@ -22,6 +24,7 @@ from jaxamp.found.places import NARROW, told_otherwise, words_of
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.jaxprs.known_arrays import KnownArrays
+from jaxamp.plan.decision import Plan
 from jaxamp.policy.policy import PrecisionPolicy
 
 _SYMBOLIC = "sizes are symbolic, and kernels need numbers"
@@ -45,6 +48,27 @@ def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
         return Replaced(closed)
     kernels = everywhere() if policy.fused_attention else at_hand()
     return replace_regions(closed, _Attentions(policy, kernels)) if kernels else Replaced(closed)
+
+
+def fused_elsewhere(plan: Plan) -> tuple[Outcome, ...]:
+    """Return what other kernels would run, if these run nothing, and why they do not run it."""
+    if any(outcome.kind == KIND for outcome in (*plan.found, *plan.refused)):
+        return ()
+    policy, obstacle = _for_every_kernel(plan.policy)
+    _, found, refused = fuse_attention(plan.jaxpr, policy)
+    return (*(dataclasses.replace(o, obstacle=obstacle) for o in found), *refused)
+
+
+def _for_every_kernel(policy: PrecisionPolicy) -> tuple[PrecisionPolicy, str]:
+    """Return a policy that looks for every kernel, and why the one that was asked for does not."""
+    if policy.base.bits != 16:
+        word = policy.base.short
+        default = PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
+        return default, f"the policy's products are {word}, and the kernels take 16 bits"
+    wanted = policy.replace(fused_attention=True)
+    if policy.fused_attention is False:
+        return wanted, "the policy says fused_attention=False"
+    return wanted, f"no kernel runs it on this {jax.default_backend().upper()}"
 
 
 class _Attentions:
