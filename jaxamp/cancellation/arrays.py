@@ -70,6 +70,7 @@ class Arrays:
         self.mixed: set[int] = set()
         self.joined: dict[int, frozenset[int]] = {}
         self.carried: dict[int, frozenset[int]] = {}
+        self._made_of: dict[tuple[frozenset[int], bool], dict[int, bool]] = {}
         for node in graph.nodes:
             for out in node.outs:
                 self.makers.setdefault(out, node)
@@ -187,13 +188,21 @@ class Arrays:
         """Return whether products, solvers, and sums if so said, make a value of some arrays."""
         first = min((self._first_made[v] for v in arrays if v in self._first_made), default=value)
         tables = (self.linear, self.added, self.carried) if sums else (self.linear,)
+        known = self._made_of.setdefault((frozenset(arrays), sums), {})
 
         def read(value: int) -> Iterable[int]:
             # What is older than all of them is made of none, unless it changes in a loop.
-            found = (v for table in tables for v in table.get(value, ()))
+            found = (v for table in tables for v in table.get(value, ()) if known.get(v, True))
             return [v for v in found if v >= first or v in arrays or (sums and v in self.carried)]
 
-        return any(v in arrays for v in reached(read(value), read))
+        others = list[int]()
+        for made in reached(read(value), read):
+            if made in arrays or made in known:
+                known[value] = True
+                return True
+            others.append(made)
+        known.update(dict.fromkeys(others, False))
+        return False
 
     @functools.cached_property
     def _first_made(self) -> dict[int, int]:

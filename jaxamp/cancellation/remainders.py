@@ -50,6 +50,7 @@ def find_remainders(
             parted.update(node.ins)
     solves = (n for name in _SOLVERS for n in graph.named.get(name, ()))
     solved = {v for n in solves for v in n.outs if n.trait is Trait.SOLVER or v in graph.factors}
+    made_of: dict[int, list[int]] = {}
     for one, other in (*both_ways(arrays.differences), *arrays.distances(cancelled)):
         if solved and (read := _multiplied(arrays, other, solved)):
             # Products that a solver reads are float32 whatever their share, and so are these.
@@ -59,12 +60,13 @@ def find_remainders(
         elif arrays.is_linear(other, (one,)) or (
             one != other and _is_residual(arrays, other, of=one)
         ):
-            found.update(dict.fromkeys(_factors(arrays, (other,), of=one), (one,)))
-            parted.add(one)
+            made_of.setdefault(one, []).append(other)
         else:
             found.update(_alike(arrays, known, one, other))
+    for one, others in made_of.items():
+        found.update(dict.fromkeys(_factors(arrays, others, of=one), (one,)))
     found.update((node, node.ins) for node in _orthogonal(arrays, known))
-    slopes = find_slopes(arrays, known, parted, balanced.weighs)
+    slopes = find_slopes(arrays, known, parted | made_of.keys(), balanced.weighs)
     return {n: found.get(n, ()) for n in products if n in found or n in slopes}
 
 

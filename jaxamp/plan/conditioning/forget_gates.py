@@ -38,7 +38,7 @@ def _linear_path(graph: Graph, carry: Carry) -> LinearPath:
         for node in graph.readers[value]:
             if node not in read and node.is_linear_in(value):
                 read[node] = value
-                pending += node.outs
+                pending += [v for v in node.outs if v <= carry.out]  # what is later leads nowhere
     leads, path = {carry.out}, []
     for node, value in sorted(read.items(), key=lambda item: -item[0].index):
         if leads.intersection(node.outs):
