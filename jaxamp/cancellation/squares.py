@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from jaxamp.cancellation.arrays import REDUCTIONS, SIGNS, Arrays, both_ways, chosen
 from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.dataflow.constraints import CANCELLED, Constraint, free_axes
-from jaxamp.plan.graph.consumers import SCALES, SUMS, closure, is_square, multiplies
+from jaxamp.plan.graph.consumers import SCALES, SUMS, closure, is_square, multiplies, reached
 from jaxamp.plan.graph.graph import Link, Node, Role
 
 
@@ -30,6 +30,7 @@ class Pair(NamedTuple):
 Pairs = frozenset[Pair]
 _NONE: Pairs = frozenset()
 _KEPT = frozenset((*SUMS, *SIGNS, "max", "min", "sqrt"))  # of results as of operands
+_ARRAYS = 16  # that a moment of arrays is made of, and each of these
 _POWERS = ("square", "integer_pow", "pow")
 _ADDING = frozenset((*SUMS, *REDUCTIONS))
 
@@ -195,7 +196,7 @@ class Squares:
         added, read, ends = self.arrays.added, self.arrays.read, product.ins[:2]
         summed = {self.origins[v] for v in ends if self.arrays.is_sum[v]}
         for power in (n for n in sums if _is_power(n) or multiplies(n)):
-            of = closure(read(power), lambda v: added.get(v, ()))
+            of = {*_nearest(read(power), lambda v: added.get(v, ()))}
             means = [self._made_by(v, of) for v in ends]
             averaged = {self.arrays.whole[v] for n in itertools.chain(*means) for v in n.ins}
             has_all = all(
@@ -221,7 +222,7 @@ class Squares:
         def made_of(value: int) -> Iterable[int]:
             return () if value in of else linear.get(value) or added.get(value, ())
 
-        found = closure([self.origins[value]], made_of)
+        found = _nearest([self.origins[value]], made_of)
         return [makers[v] for v in found if v in makers and v not in of]
 
     def _inner(self, node: Node) -> list[Node]:
@@ -282,6 +283,11 @@ _BY_NAME = {
     **dict.fromkeys(_POWERS, Squares._powers),
     **dict.fromkeys(_KEPT, Squares._kept),
 }
+
+
+def _nearest(start: Iterable[int], made_of: Callable[[int], Iterable[int]]) -> Iterator[int]:
+    """Yield what arrays are made of, a few maps of a moment far: a flow is as long as a network."""
+    return itertools.islice(reached(start, made_of), _ARRAYS)
 
 
 def _summed(pairs: Iterable[Pair]) -> Pairs:

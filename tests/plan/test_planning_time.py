@@ -80,6 +80,43 @@ def fading(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(total**2)
 
 
+def descents(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Steps to what a matrix makes of a target, each of which subtracts a product."""
+    target = jnp.sin(x)
+    for _ in weights:
+        x = x - 0.1 * (x @ weights[0] - target) @ weights[0].T
+    return jnp.mean(x**2)
+
+
+def flows(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Points that all near ones attract, by distances of which squares make products small."""
+    for w in weights:
+        squares = jnp.sum(x**2, -1)
+        x = x - jnp.exp(2 * x @ x.T - squares[:, None] - squares) @ x @ w
+    return jnp.mean(x**2)
+
+
+def added(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Recurrences that add to one residual stream."""
+    for w in weights:
+        x += lax.scan(lambda h, _, w=w: (h + jnp.tanh(h @ w), None), x, None, length=3)[0]
+    return jnp.mean(x**2)
+
+
+def handed_on(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Recurrences for a metric, each from where the one before has ended."""
+    state = jnp.tanh(x @ weights[0])
+    for w in weights:
+        state = lax.scan(lambda h, _, w=w: (jnp.tanh(h @ w), None), state, None, length=3)[0]
+    return jnp.mean((x @ weights[0]) ** 2) + lax.stop_gradient(jnp.mean(state**2))
+
+
+LOSSES = [
+    *(layers, loops, shared, totals, solver, orbits, slopes, fading),
+    *(descents, flows, added, handed_on),
+]
+
+
 def _calls(loss: Loss, count: int) -> float:
     """Calls of functions for each layer, to plan value and gradient of so many."""
     jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))([W] * count, X)
@@ -87,7 +124,7 @@ def _calls(loss: Loss, count: int) -> float:
 
 
 @pytest.mark.product("loss", every=2)
-@pytest.mark.parametrize("loss", [layers, loops, shared, totals, solver, orbits, slopes, fading])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_four_times_as_many_layers_take_four_times_as_long(loss: Loss):
     """A layer of many is planned in as many calls as one of few."""
     _calls(loss, FEW)  # what is imported and looked up once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.lookups import find_transposed_lookups
@@ -87,7 +87,10 @@ def find_uses(
 
 
 def _sweep(graph: Graph, provenance: Provenance, bits: bytearray, may_lower: Lowerable) -> None:
-    keeping = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
+    keeping = {v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result)}
+    # Of what is after a loop all uses are known here, but for those of lookups that are transposed.
+    is_ordered = "scatter-add" not in graph.named
+    outer = {c.result: c for c in graph.carries if is_ordered and c.is_outer and not c.keeps_dtype}
     states = {carry.out: carry.result for carry in _find_states(graph)}
     for node in backward(graph, bits):
         given = union(bits, node.outs)
@@ -99,6 +102,9 @@ def _sweep(graph: Graph, provenance: Provenance, bits: bytearray, may_lower: Low
         if given & PLACE and node.role is not Role.CONTRACT and node.trait is not Trait.EXTREMUM:
             mark(bits, node.ins, PLACE)
         if node.role is Role.LINK:
+            if (out := node.outs[0]) in outer and is_returned(given):
+                outer[out].keeps_dtype = True
+                keeping |= {out, outer[out].inner}
             _link(graph, bits, node, keeping)
         elif node.role is Role.MOVE:
             _move(graph, bits, node, given)
@@ -110,6 +116,11 @@ def _sweep(graph: Graph, provenance: Provenance, bits: bytearray, may_lower: Low
 
 def _is_needed(given: int, node: Node) -> bool:
     return bool(given & NEEDED or (node.eqn is not None and node.eqn.effects))
+
+
+def is_returned(uses: int) -> bool:
+    """Return whether a value of some uses is needed, but no Compute reads it."""
+    return uses & (NEEDED | REACHES) == NEEDED
 
 
 def is_state_update(provenance: Provenance, uses: Uses, node: Node) -> bool:
@@ -226,7 +237,7 @@ def _iterate(bits: bytearray, out: int, result: int) -> None:
         bits[out] = bits[out] & ~TESTED | ITERATED
 
 
-def _link(graph: Graph, bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
+def _link(graph: Graph, bits: bytearray, node: Node, keeping: Set[int]) -> None:
     (out,) = node.outs
     given, link = bits[out], node.link
     mark(bits, node.ins, _tested(graph, given, node) | NEEDED)

@@ -120,13 +120,14 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Carry:
-    """A loop carry: its values, and whether it stays in its original dtype."""
+    """A loop carry: its values, whether it stays in its original dtype, and of which loop it is."""
 
     init: int  # before the loop
     inner: int  # at the start of an iteration
     out: int  # at the end of an iteration
     result: int  # after the loop
     keeps_dtype: bool
+    is_outer: bool  # of a loop that is in no other
 
 
 @dataclass(slots=True, eq=False)

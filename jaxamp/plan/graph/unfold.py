@@ -50,7 +50,7 @@ class _Unfolder:
         self.graph = graph
         self._scopes: dict[tuple[str, int, int | None], str] = {}  # name stacks compare slowly
         self._ops: dict[Primitive, Op | None] = {}
-        self._whiles = 0  # around what is being unfolded
+        self._loops = self._whiles = 0  # around what is being unfolded
 
     def frame(self, body: ClosedJaxpr, entries: Sequence[int], scope: str) -> Frame:
         jaxpr, sites = body.jaxpr, list[Node | Nest]()
@@ -130,6 +130,7 @@ class _Unfolder:
         ]
         entries = (*invariants, *inner, *slices)
         frames, conditions = [], len(self.graph.predicates)
+        self._loops += 1
         if wired.test:
             if not self._whiles:
                 self.graph.solving.update(invariants, inner)
@@ -139,6 +140,7 @@ class _Unfolder:
             frames.append(test)
         body = self.frame(wired.body, [*invariants[len(tested) :], *inner, *slices], scope)
         frames.append(body)
+        self._loops -= 1
         self._whiles -= wired.test is not None
         if self._whiles and len(self.graph.predicates) == conditions:
             self.graph.iterated.update(entries)
@@ -156,7 +158,8 @@ class _Unfolder:
             self.graph.add(Node(Role.LINK, (out,), (value,), link=Link.BACK))
             results.append(self._link(Link.RESULT, out))
             kept_here = kept or not self.graph.is_float32[value]
-            self.graph.carries.append(Carry(init, value, out, results[-1], kept_here))
+            is_outer = not self._loops
+            self.graph.carries.append(Carry(init, value, out, results[-1], kept_here, is_outer))
         return results
 
     def _nested(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:

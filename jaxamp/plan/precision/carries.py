@@ -8,7 +8,7 @@ from jaxamp.core.taxonomy import OpKind
 from jaxamp.plan.dataflow.constraints import constrain_contraction
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, Provenance, find_provenance
 from jaxamp.plan.dataflow.repeated_decisions import find_repeated
-from jaxamp.plan.dataflow.uses import Lowerable, Uses, find_uses
+from jaxamp.plan.dataflow.uses import Lowerable, Uses, find_uses, is_returned
 from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import narrow_kinds
@@ -32,19 +32,15 @@ def settle_carries(
         provenance = find_provenance(graph, policy.low)
         for carry in graph.carries:
             carry.keeps_dtype |= bool(provenance.state[carry.init])
+        kept = [carry.keeps_dtype for carry in graph.carries]
         may_lower = _lowering(graph, provenance, policy, forced)
         uses = find_uses(graph, provenance, may_lower, repeated, no_gain=no_gain)
-        unsafe = [
-            carry
-            for carry in graph.carries
-            if not carry.keeps_dtype and not _is_safe(graph, provenance, uses, carry)
-        ]
+        for carry in graph.carries:
+            carry.keeps_dtype = carry.keeps_dtype or not _is_safe(graph, provenance, uses, carry)
         more = find_repeated(graph, uses) if Guard.LOOP_CARRY in policy.guards else repeated
-        if not unsafe and more <= repeated:
+        if kept == [carry.keeps_dtype for carry in graph.carries] and more <= repeated:
             return provenance, uses
         repeated |= more
-        for carry in unsafe:
-            carry.keeps_dtype = True
 
 
 def _lowering(
@@ -95,8 +91,8 @@ def _bears_rounding(graph: Graph, provenance: Provenance, uses: Uses, carry: Car
     of such a result and a target. And it harms coordinates whose differences the step reads, and
     sums of which terms are subtracted later.
     """
-    is_returned = uses.needed[carry.result] and not uses.reaches[carry.result]
-    if is_returned or carry.inner in graph.undone or _has_differences(graph, carry):
+    is_final = is_returned(uses.bits[carry.result])
+    if is_final or carry.inner in graph.undone or _has_differences(graph, carry):
         return False
     contractions = _contractions_of(graph, carry)
     layers = [node for node in contractions if any(provenance.layer[v] for v in node.ins)]
