@@ -114,8 +114,8 @@ MUTATIONS = (
     ),
     Mutation(
         "plan/precision/stored_joins.py",
-        "(_ROWS if is_lookup else value)",
-        "(value)",
+        "] = _ROWS",
+        "] = node.outs[0]",
         "tests/plan/dataflow/test_repeated_gathers.py",
     ),
     Mutation(

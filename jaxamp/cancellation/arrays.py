@@ -13,15 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.graph.consumers import (
-    ADDS,
-    SCALES,
-    closure,
-    find_summed,
-    is_square,
-    multiplies,
-    reached,
-)
+from jaxamp.plan.graph.consumers import ADDS, SCALES, closure, find_summed, is_square, reached
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
@@ -100,7 +92,7 @@ class Arrays:
         if (summed := find_summed(self.graph, node)) is not None:
             self._follow(summed, out, whole=False)
             self.is_sum[out] = 1
-        elif multiplies(node) or node.role is Role.FIXED or self.is_outer(node):
+        elif node.multiplies or node.role is Role.FIXED or self.is_outer(node):
             if not is_backward(node.scope):
                 read = self.read(node)
                 self.linear[out] = frozenset(read.union(*(self.joined.get(v, ()) for v in read)))
@@ -128,7 +120,7 @@ class Arrays:
     def product(self, value: int) -> Node | None:
         """Return the product of matrices that makes the array of a value, if one does."""
         node = self.makers.get(self.origins[value])
-        return node if node and multiplies(node) else None
+        return node if node and node.multiplies else None
 
     def is_outer(self, node: Node) -> bool:
         """Return whether elements of smaller arrays are multiplied by each other."""

@@ -11,7 +11,6 @@ from jaxamp.cancellation.solver_steps import find_factored, find_solved, find_so
 from jaxamp.cancellation.squares import Squares, find_cancelled, find_transposed
 from jaxamp.plan.dataflow.constraints import Constraint
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import multiplies
 from jaxamp.plan.graph.graph import Graph, Node
 
 
@@ -22,7 +21,7 @@ def find_cancelled_products(graph: Graph, known: KnownValues) -> dict[Node, Cons
       graph: the program.
       known: its known arrays.
     """
-    products = [n for n in graph.nodes if multiplies(n) and len(n.ins) > 1]
+    products = [n for n in graph.products if len(n.ins) > 1]
     arrays = Arrays(graph)
     squares = Squares(arrays)
     cancelled = find_cancelled(squares)

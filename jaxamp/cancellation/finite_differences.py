@@ -21,7 +21,7 @@ from jaxamp.jaxprs.hashing import params_key
 from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import SCALES, is_square, multiplies, reached
+from jaxamp.plan.graph.consumers import SCALES, is_square, reached
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 
 _NEAR, _STEP, _SAME = 1 / 8, 1 / 32, 1e-5  # how far places of a slope are apart, or the same
@@ -111,9 +111,8 @@ class _Steps:
     def _is_free(self, value: int, by: int) -> bool:
         """Return whether what is added and subtracted is neither known, a layer's nor the array."""
         one, other = self._arrays.origins[value], self._arrays.origins[by]
-        return other not in self._layers | {one} and self._graph.constants.keys().isdisjoint(
-            (by, other)
-        )
+        is_own = other == one or other in self._layers
+        return not is_own and self._graph.constants.keys().isdisjoint((by, other))
 
     def _is_known(self, value: int) -> bool:
         return any(map(self._known.has, (value, self._arrays.origins[value])))
@@ -136,11 +135,13 @@ class _Steps:
         And those by a scale that divides a difference.
         """
         arrays, found = self._arrays, set[int]()
-        for value, origin in enumerate(arrays.origins):
-            if value != origin:
+        for value, node in arrays.makers.items():
+            if not found and node.name not in SCALES:
+                continue
+            if value != arrays.origins[value]:
                 node, source = next(arrays.path(value))
-            elif value in arrays.linear and arrays.makers[value].name == "mul":
-                node = arrays.makers[value]  # of several known numbers and an array
+            elif value in arrays.linear and node.name == "mul":
+                # Of several known numbers and an array.
                 source = node.ins[node.ins[0] in self._graph.constants]
             else:
                 continue
@@ -173,7 +174,7 @@ class _Steps:
 def _near_one(graph: Graph) -> Iterator[tuple[int, int]]:
     """Yield the multiples of arrays by numbers near one, each with the array."""
     for node in (n for name in SCALES for n in graph.named.get(name, ())):
-        for value in node.ins:
+        for value in () if graph.constants.keys().isdisjoint(node.ins) else node.ins:
             number = factor(graph, value, node)
             if number is not None and _SAME < abs(number - 1) < _NEAR:
                 yield node.outs[0], value
@@ -259,8 +260,7 @@ class _Places:
             return [v for v in node.ins if v in self._near]
 
         alike = {self._alike[v] for v in reached((v for v in ends if v in self._near), made_of)}
-        products = filter(multiplies, self._arrays.graph.nodes if alike else ())
-        return {node for node in products if self._alike[node.outs[0]] in alike}
+        return {n for n in self._arrays.graph.products if self._alike[n.outs[0]] in alike}
 
 
 def _joins(node: Node) -> bool:

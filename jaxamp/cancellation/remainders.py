@@ -22,7 +22,7 @@ from jaxamp.cancellation.arrays import Arrays, both_ways
 from jaxamp.cancellation.finite_differences import find_slopes
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import descendants, is_square, multiplies
+from jaxamp.plan.graph.consumers import descendants, is_square
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _NONE: frozenset[int] = frozenset()
@@ -73,13 +73,13 @@ def find_remainders(
 def _multiplied(arrays: Arrays, value: int, solved: set[int]) -> Sequence[int]:
     """Return what is multiplied in `k.T @ solve(a, k)` or `sum(v**2)` of a solved `v`, if it is."""
     node = arrays.makers.get(value)
-    if node is None or not (multiplies(node) or node.name == "mul" or is_square(node)):
+    if node is None or not (node.multiplies or node.name == "mul" or is_square(node)):
         return ()
     read = [arrays.origins[v] for v in node.ins]
     by_solver = [v in solved or arrays.is_linear(v, solved) for v in read]
     one, other = read[0], read[-1]
     is_form = arrays.is_linear(one, (other,)) or arrays.is_linear(other, (one,))
-    is_found = any(by_solver) if is_form or multiplies(node) else all(by_solver)
+    is_found = any(by_solver) if is_form or node.multiplies else all(by_solver)
     return read if is_found else ()
 
 
@@ -159,7 +159,7 @@ def _factors(arrays: Arrays, values: Iterable[int], of: int | None = None) -> It
             more = {v for v in more if v > of or v in arrays.carried}
         pending += more - seen
         seen |= more
-        if multiplies(node) and (is_read or is_part):
+        if node.multiplies and (is_read or is_part):
             yield node
 
 
@@ -175,14 +175,14 @@ class _Balanced:
         """Return whether a value is such a matrix, moved or scaled."""
         origin = self._arrays.origins[value]
         whole = itertools.takewhile(lambda p: p[0].name != "select_n", self._arrays.path(value))
-        parts = (value, *(source for _, source in whole))
-        known = [v for v in parts if self._known.has(v)]
+        parts = itertools.chain((value,), (source for _, source in whole))
+        known = [v for v in parts if self._known.has(v)] if self._known.has(origin) else []
         return any(map(self._adds_up, {*known[:1], *known[-1:]})) if known else origin in self._less
 
     def weighs(self, node: Node) -> bool:
         """Return whether a node multiplies by such a matrix, or sums under weights that cancel."""
         return any(map(self.has, node.ins)) or (
-            multiplies(node) and any(map(self._nearly_adds_up, node.ins))
+            node.multiplies and any(map(self._nearly_adds_up, node.ins))
         )
 
     def _nearly_adds_up(self, value: int) -> bool:

@@ -22,7 +22,7 @@ from jaxamp.jaxprs.contracted import size, terms
 from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.dataflow.constraints import Constraint
 from jaxamp.plan.dataflow.known_values import KnownValues
-from jaxamp.plan.graph.consumers import SCALES, multiplies
+from jaxamp.plan.graph.consumers import SCALES
 from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.plan.graph.sweeps import backward, mark, union
 
@@ -66,7 +66,7 @@ def find_residues(
 
     def is_layer(node: Node) -> bool:
         is_wide = node in remainders or node in cancelled
-        return multiplies(node) and not is_wide and not any(map(known.is_made, node.ins))
+        return node.multiplies and not is_wide and not any(map(known.is_made, node.ins))
 
     made = _made(graph, is_layer)
     of_layers = {n for n in needed if union(made, remainders.get(n, n.ins))}
@@ -145,7 +145,7 @@ def _norms(graph: Graph, squares: Squares) -> bytearray:
             norms[node.outs[0]] = _NORM * squares.has_sums(node.ins[0])
         elif not union(norms, node.ins):
             continue
-        elif multiplies(node):
+        elif node.multiplies:
             norms[node.outs[0]] = _NORMED * all(norms[v] & _NORMED for v in node.ins[:2])
         elif node.name in _SCALED or node.name == "add":
             read = [v for v in chosen(node) if v not in graph.constants]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jaxamp.cancellation.arrays import REDUCTIONS, SIGNS, Arrays, both_ways, chosen
 from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.dataflow.constraints import CANCELLED, Constraint, free_axes
-from jaxamp.plan.graph.consumers import SCALES, SUMS, closure, is_square, multiplies, reached
+from jaxamp.plan.graph.consumers import SCALES, SUMS, closure, is_square, reached
 from jaxamp.plan.graph.graph import Link, Node, Role
 
 
@@ -30,6 +30,7 @@ class Pair(NamedTuple):
 Pairs = frozenset[Pair]
 _NONE: Pairs = frozenset()
 _KEPT = frozenset((*SUMS, *SIGNS, "max", "min", "sqrt"))  # of results as of operands
+_MOST = 64  # pairs of a sum: the loss of more layers is no distance
 _ARRAYS = 16  # that a moment of arrays is made of, and each of these
 _POWERS = ("square", "integer_pow", "pow")
 _ADDING = frozenset((*SUMS, *REDUCTIONS))
@@ -69,7 +70,8 @@ class Squares:
                 self.pairs[out] = _summed(found) if is_sum else found
 
     def _kept(self, node: Node) -> Pairs:
-        return frozenset(p for p in self._of(*chosen(node)) if p.summed)
+        found = frozenset(p for p in self._of(*chosen(node)) if p.summed)
+        return found if len(found) <= _MOST else _NONE
 
     def _powers(self, node: Node) -> Pairs:
         found = self._kept(node)
@@ -115,10 +117,9 @@ class Squares:
         """Yield the products to which sums of squares of their operands are added."""
         yield from self._moments()
         for node in self.graph.nodes if self.pairs else ():
-            is_product = multiplies(node)
-            if is_product or node.name in _ADDING:
+            if node.multiplies or node.name in _ADDING:
                 yield from self._cancelled(node, self._added(node))
-            if is_product and any(map(self._has_own_squares, node.ins)):
+            if node.multiplies and any(map(self._has_own_squares, node.ins)):
                 # Distances that are applied to something, and never formed, are two products.
                 nodes = (node, *self._inner(node))
                 found = [n for n in nodes if any(map(self._has_own_squares, n.ins))]
@@ -135,13 +136,13 @@ class Squares:
                 yield from (n for v in others for n in self._with(v, summed))
                 yield from forms
                 yield from (n for m in shared for n in (m, *(self._inner(m) if forms else ())))
-                yield from [node] * multiplies(node)
+                yield from [node] * node.multiplies
 
     def _added(self, node: Node) -> Sequence[int]:
         """Return the values that a node adds up, in place or joined before."""
         if node.name in SUMS:
             return node.ins
-        is_weighed = multiplies(node) and any(v in self.graph.constants for v in node.ins)
+        is_weighed = node.multiplies and any(v in self.graph.constants for v in node.ins)
         if node.name not in REDUCTIONS and not is_weighed:
             return ()
         joined = self.arrays.makers.get(self.graph.origin(node.ins[0]))
@@ -162,7 +163,7 @@ class Squares:
     def _products(self) -> dict[int, set[Node]]:
         """Per array, the products that multiply it, or what has its powers."""
         found: dict[int, set[Node]] = {}
-        for node in filter(multiplies, self.graph.nodes):
+        for node in self.graph.products:
             read = node.ins[:2]
             arrays = {self.origins[v] for v in read}
             factors = (p.arrays for p in self._of(*read) if not p.summed)
@@ -175,7 +176,7 @@ class Squares:
     def _terms(self, value: int) -> Sequence[int]:
         """Return what a value is a sum or a multiple of, unless it is a product."""
         node = self.arrays.makers.get(value)
-        if node is None or multiplies(node):
+        if node is None or node.multiplies:
             return ()
         if node.role is Role.MOVE:
             return [source for source, out in node.moves if out == value]
@@ -195,7 +196,7 @@ class Squares:
         """Yield the products of a moment, of what makes its first term and of its second."""
         added, read, ends = self.arrays.added, self.arrays.read, product.ins[:2]
         summed = {self.origins[v] for v in ends if self.arrays.is_sum[v]}
-        for power in (n for n in sums if _is_power(n) or multiplies(n)):
+        for power in (n for n in sums if _is_power(n) or n.multiplies):
             of = {*_nearest(read(power), lambda v: added.get(v, ()))}
             means = [self._made_by(v, of) for v in ends]
             averaged = {self.arrays.whole[v] for n in itertools.chain(*means) for v in n.ins}
@@ -207,7 +208,8 @@ class Squares:
                 or any(self._is_mean(n, power, of) for n in mean)
                 for v, mean in zip(ends, means, strict=False)
             ):
-                yield from filter(multiplies, itertools.chain(sums, [product], *means))
+                made = itertools.chain(sums, [product], *means)
+                yield from (n for n in made if n.multiplies)
 
     def _is_mean(self, node: Node, power: Node, of: Set[int]) -> bool:
         """Return whether a node reads what a power multiplies; another power, nothing but that."""

@@ -122,7 +122,7 @@ def selected(which: Interval, *cases: Interval) -> Interval:
 
 def added(*terms: Interval) -> Interval:
     """Return the interval of a sum; infinities that cancel may be anything."""
-    low, high = sum(t.low for t in terms), sum(t.high for t in terms)
+    low, high = map(sum, zip(*terms, strict=True))
     return Interval(-_INF if low != low else low, _INF if high != high else high)
 
 

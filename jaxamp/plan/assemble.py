@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, Var
 
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.core.taxonomy import OpKind, Trait
+from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.nested import RULED, Loop, loop
 from jaxamp.plan.decision import (
     Decision,
@@ -98,7 +98,10 @@ class _Assembler:
         if key not in self._shared:
             plan = JaxprPlan(
                 inputs=inputs,
-                decisions=tuple(map(self._decide, frame.sites, plans)),
+                decisions=tuple(
+                    Decision(site.eqn, plan, site.kind, self.grounds[site])
+                    for site, plan in zip(frame.sites, plans, strict=True)
+                ),
                 outputs=tuple(returned),
                 unchanged=is_wide((*inputs, *returned)) and all(p.unchanged for p in set(plans)),
                 steps=tuple(range(len(plans))),
@@ -139,20 +142,20 @@ class _Assembler:
                     self.own_casts[v] and (i not in shared or v in self.readings.states),
                     self._copy_for(v, node) if copied else None,
                     i in originals,
-                    is_among and self.readings.is_one_of_many(v, node),
+                    is_among and node in self.readings.many_readers.get(v, ()),
                 )
                 for i, v in enumerate(ins)
             ]
         )
         hints = (
-            tuple([v in steering.barriers for v in outs]),
-            tuple([v in steering.residuals for v in outs]),
+            tuple(map(steering.barriers.__contains__, outs)),
+            tuple(map(steering.residuals.__contains__, outs)),
             node in steering.unbarriered,
             steering.cotangent_roundings.get(outs[0]) if outs else None,
             node in steering.label_gathers,
             moved_rounding,
         )
-        outputs = tuple([storage[v] for v in outs])
+        outputs = _of(outs, storage)
         key = reads, outputs, hints, choice.accumulation, choice.form
         plan = self._node_plans.get(key)  # most nodes have the plan of another
         if plan is None:
@@ -168,6 +171,7 @@ class _Assembler:
     def _plan_nest(self, nest: Nest, *, fused: bool) -> EquationPlan:
         wired = loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
         inner = self._plans_inside(nest, wired, fused=fused)
+        is_ruled = nest.eqn.primitive.name in RULED
         storage = self.inside if fused else self.stored
         # The inputs of a body are the operands that follow the invariants of the loop's test.
         forms = inner[-1].invariant_forms if wired else ()
@@ -177,7 +181,8 @@ class _Assembler:
             reads=tuple([OperandRead(entering[v], self.own_casts[v]) for v in nest.entries]),
             outputs=_of(nest.outs, self.stored),
             hints=Hints(
-                barriers=tuple([self._has_outer_barrier(nest, v) for v in nest.outs]),
+                # Outside, as JAX drops the body of a rule that it differentiates.
+                barriers=tuple([is_ruled and v in self.steering.call_barriers for v in nest.outs]),
                 residuals=(False,) * len(nest.outs),
                 lone=nest in self.steering.lone,
             ),
@@ -199,10 +204,6 @@ class _Assembler:
             for frame in nest.frames
         )
 
-    def _has_outer_barrier(self, nest: Nest, value: int) -> bool:
-        """Return whether the barrier of a call's result is outside: JAX drops the body inside."""
-        return nest.eqn.primitive.name in RULED and value in self.steering.call_barriers
-
     def _with_residuals(
         self, site: Node | Nest, plan: EquationPlan, saved: Collection[int]
     ) -> EquationPlan:
@@ -221,10 +222,6 @@ class _Assembler:
         if plan is None:
             plan = self._nest_plans[key] = EquationPlan(**fields)
         return plan
-
-    def _decide(self, site: Node | Nest, plan: EquationPlan) -> Decision:
-        kind = site.kind if isinstance(site, Node) else OpKind.BOUNDARY
-        return Decision(site.eqn, plan, kind, self.grounds[site])
 
     def _recomputed(self, frame: Frame, units: Groupings) -> dict[Var, int]:
         """Return, per value that a later unit recomputes, the equation that computes it."""
@@ -267,7 +264,7 @@ def find_invariant_forms(
 
 
 def _of(values: Sequence[int], storage: Precisions) -> tuple[Precision | None, ...]:
-    return tuple([storage[v] for v in values])
+    return tuple(map(storage.__getitem__, values))
 
 
 def ground_of(site: Node | Nest, choices: Mapping[Node, Choice]) -> Ground:

@@ -64,7 +64,7 @@ def find_amplified(flow: Dataflow) -> Amplified:
         sweep.enter(node)
     for node in backward(flow.graph, sweep.bits):
         sweep.leave(node)
-    products = {v for n in flow.graph.nodes if n.role is Role.CONTRACT for v in n.outs}
+    products = {v for n in flow.graph.products if n.role is Role.CONTRACT for v in n.outs}
     made, origin = sweep.made, sweep.origin
     found = [(v, bits) for v, bits in enumerate(sweep.bits) if bits & IN_MEMORY]
     return Amplified(
@@ -127,8 +127,9 @@ class _Amplification:
                 flags = PROPAGATED
             if node.link is not Link.INIT:
                 dense = self._dense(node)
-                flags |= self._is_linear(node, dense) * LINEAR
-                flags |= self._is_bounded(node, dense) * BOUNDED
+                if dense or node.role is Role.CONTRACT:
+                    flags |= self._is_linear(node, dense) * LINEAR
+                    flags |= self._is_bounded(node, dense) * BOUNDED
                 if not dense:
                     is_log = node.name == "log" and node.ins[0] not in self.graph.constants
                     flags |= is_log * LOGARITHM | given & LOGARITHM
@@ -142,7 +143,7 @@ class _Amplification:
         if node.role is Role.CONTRACT:  # one that is cancelled is not rounded itself
             return self.graph.precise.get(node) != CANCELLED
         kind, joins = node.semantics.linear, node.role in _JOINS
-        if not dense or node.role is Role.FIXED or (kind is Linear.NOT and not joins):
+        if node.role is Role.FIXED or (kind is Linear.NOT and not joins):
             return False
         if kind is Linear.EACH and len(dense) > 1:
             graph, made, out = self.graph, self.made, node.outs[0]
@@ -175,8 +176,8 @@ class _Amplification:
 
     def leave(self, node: Node) -> None:
         """Mark the operands of a node that amplifies, or whose results lead to one that does."""
-        if node.role is Role.CONTRACT:
-            return
+        if node.role is Role.CONTRACT or not union(self.provenance.dense, node.ins):
+            return  # statistics are float32
         if node.role is Role.MOVE:
             for source, out in node.moves:
                 if self.bits[out]:
@@ -193,7 +194,7 @@ class _Amplification:
     def _mark(self, node: Node, values: Iterable[int], flags: int) -> None:
         dense, fused, is_far = self.provenance.dense, self.regions.fused, self.regions.is_far
         for value in values:
-            if dense[value]:  # statistics are float32
+            if dense[value]:
                 in_memory = not fused[value] or is_far(value, node)
                 self.bits[value] |= AMPLIFIED | in_memory * IN_MEMORY | flags
 

@@ -69,7 +69,7 @@ class Hazards:
     def of(self, node: Node, outs: Sequence[int], low: Precision) -> Constraint | None:
         """Return why the results of a node have to stay float32, or `None`."""
         (graph, provenance, uses, _), guards = self._flow, self._guards
-        known, flags = union(provenance.bits, outs), union(uses.bits, outs)
+        known = union(provenance.bits, outs)
         if Guard.RANGE in guards:
             if known & (LARGE | TINY):
                 return Constraint(f"depends on a constant beyond {low.short}", Guard.RANGE)
@@ -93,6 +93,7 @@ class Hazards:
             )
         if Guard.RANGE in guards and low is Precision.F16 and near & AT_ZERO:
             return Constraint("a divisor that may be zero in f16", Guard.RANGE)
+        flags = union(uses.bits, outs)
         if Guard.LOOP_CARRY in guards and flags & STOPS_LOOP:
             return Constraint("decides when a loop stops", Guard.LOOP_CARRY)
         if Guard.NO_KERNEL in guards and (flags & FEEDS_FACTORIZATION or known & SOLVED):

@@ -35,7 +35,7 @@ def find_rescaled_products(graph: Graph, uses: Uses) -> frozenset[int]:
     terms = _find_terms(graph)
     return frozenset(
         out
-        for node in graph.nodes
+        for node in graph.products
         if node.role is Role.CONTRACT
         for out in node.outs
         if _is_scaled_down(graph, uses, out)

@@ -87,20 +87,20 @@ def _find_sums(graph: Graph, provenance: Provenance) -> dict[int, _Sum]:
     """
     count, dense = len(graph.avals), provenance.dense
     repeated, own = _find_products(graph, provenance)
-    added = {n for n in graph.nodes if n.name in ADDS and sum(dense[v] for v in n.ins) > 1}
+    adds = (n for name in ADDS for n in graph.named.get(name, ()))
+    added = {n for n in adds if sum([dense[v] for v in n.ins]) > 1}
     read = _find_read(graph, added)
     depths = [0] * count  # repeated products on the longest path to each value
     latest = [0] * count  # the place of the last sum on a path to it
     before_layer = [0] * count  # and of the last one that a layer reads
     sums: dict[int, _Sum] = {}
     for node in graph.nodes:
-        depth = last = crossed = 0
-        for v in node.ins:
-            depth, last = max(depth, depths[v]), max(last, latest[v])
-            crossed = max(crossed, before_layer[v])
+        depth = max(map(depths.__getitem__, node.ins), default=0)
+        last = max(map(latest.__getitem__, node.ins), default=0)
+        crossed = max(map(before_layer.__getitem__, node.ins), default=0)
         is_layer = node in own and not all(latest[v] for v in own[node])
-        is_state = node.role is not Role.REDUCE
-        linear = [sums[v] for v in node.ins if v in sums and is_state and node.is_linear_in(v)]
+        read_sums = [v for v in node.ins if v in sums] if node.role is not Role.REDUCE else ()
+        linear = [sums[v] for v in read_sums if node.is_linear_in(v)]
         if node in added:
             made = _Sum(1, depth, node.index, bool(read[node.outs[0]]))
             linear = [_next(before, crossed, made) for before in linear] or [made]

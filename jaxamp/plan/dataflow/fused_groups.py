@@ -42,7 +42,7 @@ def find_levels(
     for node in graph.nodes:
         if node.link is Link.BACK:
             continue
-        ready = max([levels[v] for v in node.ins], default=0)
+        ready = max(map(levels.__getitem__, node.ins), default=0)
         reads_memory = node.name == "gather" and is_repeated_gather(graph, node)
         level = (ready + reads_memory) | 1 if fusible[node.index] else (ready | 1) + 1
         for value in node.outs:
@@ -154,14 +154,12 @@ class Groups:
                 self.widened.add(site)
 
     def _groups(self, frame: Frame) -> Indices:
-        groups = [
-            group
-            for group in self._connected(frame.sites)
-            if self._is_worthwhile([frame.sites[index] for index in group])
-        ]
-        for group in groups:
-            for index in group:
-                for node in nodes_of(frame.sites[index]):
+        groups = []
+        for group in self._connected(frame.sites):
+            nodes = [node for index in group for node in nodes_of(frame.sites[index])]
+            if self._is_worthwhile(nodes):
+                groups.append(group)
+                for node in nodes:
                     self._members[node.index] = 1
                     for value in node.outs:
                         self._frame_of[value] = frame
@@ -206,13 +204,12 @@ class Groups:
         levels = large or {*found.values()}
         return levels.pop() if len(levels) == 1 else None
 
-    def _is_worthwhile(self, sites: Sequence[Node | Nest]) -> bool:
+    def _is_worthwhile(self, nodes: Sequence[Node]) -> bool:
         """Return whether arithmetic computes an activation that is float32 only by being fused.
 
         A curve alone does, for its derivative: JAX keeps two float32 arrays for that of a `tanh`.
         """
         stored, fused, dense = self._stored, self._regions.fused, self._provenance.dense
-        nodes = [node for site in sites for node in nodes_of(site)]
         is_wide = any(
             dense[v] and (fused[v] or (node.trait in COSTLY and is_narrow(stored[v])))
             for node in nodes

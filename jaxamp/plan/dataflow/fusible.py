@@ -25,7 +25,7 @@ def find_fusible(flow: Dataflow, stored: Sequence[Precision | None]) -> bytearra
     """Mark, per node, what may belong to a fused group."""
     graph, _, uses, regions = flow
     lowered = _find_lowered(graph, stored)
-    return bytearray(_is_fusible(graph, uses, regions, lowered, n) for n in graph.nodes)
+    return bytearray([_is_fusible(graph, uses, regions, lowered, n) for n in graph.nodes])
 
 
 def _is_fusible(
@@ -55,7 +55,8 @@ def _is_between_devices(graph: Graph, node: Node) -> bool:
 
 def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray:
     """Mark values that arithmetic and movement, but no reduction, compute from narrow values."""
-    lowered = bytearray(map(is_narrow, stored))
+    narrow = set(filter(is_narrow, set(stored)))
+    lowered = bytearray([precision in narrow for precision in stored])
     for node in graph.nodes:
         if node.role in ARITHMETIC and union(lowered, node.ins):
             mark(lowered, node.outs, 1)

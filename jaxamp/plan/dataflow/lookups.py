@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Set
-from typing import Any
 
 from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
@@ -31,8 +30,9 @@ def is_label_gather(graph: Graph, provenance: Provenance, node: Node) -> bool:
     """Return whether a node gathers single numbers of an activation, at most half of them."""
     if node.name != "gather" or set(node.eqn.params["slice_sizes"]) != {1}:
         return False
-    table, (found,) = node.ins[0], node.outs
-    return bool(provenance.dense[table]) and is_half(graph.sizes[found], graph.sizes[table])
+    (found,), table = node.outs, node.ins[0]
+    is_half = is_smaller(2 * graph.sizes[found], graph.sizes[table] + 1)
+    return is_half and bool(provenance.dense[table])
 
 
 def gathers_whole_table(graph: Graph, node: Node) -> bool:
@@ -41,11 +41,6 @@ def gathers_whole_table(graph: Graph, node: Node) -> bool:
         return False
     size = graph.sizes[node.ins[0]]
     return math.prod(node.eqn.params["slice_sizes"]) == graph.sizes[node.outs[0]] == size
-
-
-def is_half(part: Any, whole: Any) -> bool:
-    """Return whether one size is known to be at most half of another."""
-    return is_smaller(2 * part, whole + 1)
 
 
 def is_repeated_gather(graph: Graph, node: Node) -> bool:

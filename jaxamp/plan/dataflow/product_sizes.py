@@ -39,7 +39,10 @@ def find_product_sizes(graph: Graph, provenance: Provenance) -> list[Any]:
         moved = node.moves if node.role is Role.MOVE else itertools.product(node.ins, node.outs)
         for source, out in moved:
             if least[out]:
-                _lower(least, source, _before(graph, node, source, out, least[out]))
+                size = least[out]
+                if node.link is not None:
+                    size = _before(graph, node, source, out, size)
+                _lower(least, source, size)
             escapes[source] |= escapes[out]
             read[source] |= read[out] and node.role in (Role.MOVE, Role.LINK)
     return [0 if read[v] and not escapes[v] else size for v, size in enumerate(least)]

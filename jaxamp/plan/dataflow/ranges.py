@@ -142,7 +142,7 @@ def _join(graph: Graph, parts: Iterable[int], out: int) -> None:
 
 
 def _all_whole(graph: Graph, values: Iterable[int]) -> bool:
-    return 0 not in [graph.whole[v] for v in values]
+    return all(map(graph.whole.__getitem__, values))
 
 
 _TRANSFER = {

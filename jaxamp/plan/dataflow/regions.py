@@ -17,6 +17,7 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.contracted import is_vector, multiplies_by_vector
 from jaxamp.plan.dataflow.lookups import is_repeated_gather
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph.sweeps import mark
 
 ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
 _FUSING_ROLES = (*ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
@@ -39,9 +40,11 @@ class FusionRegions:
         it is are never ready to be fused.
       kernels: per node, 1 if it is a kernel of its own, which fuses nothing.
       fused: per value, 1 if it stays in float32 for the readers of its own depth.
+      forwarded: per value, 1 if a node reads it, or what it is moved to, from memory as it is.
       summing: products with a vector in each batch, which are fused with what they add up.
       joined: per value, 1 if it is computed from several stored activations.
       relu_outputs: results of `max(x, 0)`.
+      sign_tests: nodes that compare such a result with zero: any format will do.
       bias_sums: sums of a convolution and a bias that are stored; see `stored_joins.py`.
     """
 
@@ -51,19 +54,26 @@ class FusionRegions:
         self.depth = [0] * count
         self.ready: list[int] = []
         self.kernels = bytearray(len(graph.nodes))
-        self.fused, self.joined = bytearray(count), bytearray(count)
+        self.fused, self.joined, self.forwarded = (bytearray(count) for _ in range(3))
         self.relu_outputs = {
             out
             for node in graph.named.get("max", ())
             if any(graph.constants.get(v) == 0 for v in node.ins)
             for out in node.outs
         }
+        signs = (n for name in SIGNS for n in graph.named.get(name, ()))
+        tests = (n for n in signs if n.ins[0] in self.relu_outputs)
+        self.sign_tests = {n for n in tests if graph.constants.get(n.ins[1]) == 0}
         self.bias_sums: set[int] = set()
         for value in graph.later:
             self.depth[value] = 1
         self.summing = _find_summing(graph)
         self._find_depths(graph)
         for node in reversed(graph.nodes):
+            if self.takes_stored(node):
+                mark(self.forwarded, node.ins, 1)
+            for source, out in node.moves if node.role is Role.MOVE else ():
+                self.forwarded[source] |= self.forwarded[out]
             is_reduction = node.role is Role.REDUCE and not selects_in_windows(graph, node)
             if node.role in ARITHMETIC or is_reduction or node.name in _FUSED_MERGES:
                 for value in node.outs:
@@ -78,7 +88,7 @@ class FusionRegions:
             windowed = role is Role.REDUCE and is_window(graph, node)
             is_kernel = is_alone or is_repeated or windowed
             self.kernels[node.index] = is_kernel
-            reached = max([depth[v] for v in node.ins], default=0)
+            reached = max(map(depth.__getitem__, node.ins), default=0)
             # A sum takes f32, as its terms may cancel.
             selects = windowed and selects_in_windows(graph, node)
             reads_memory = role is Role.LINK or (is_alone and role is Role.CONTRACT)
@@ -93,19 +103,13 @@ class FusionRegions:
         if value in graph.outputs or value in graph.onward:
             return False
         readers, ready, depth = graph.readers[value], self.ready, self.depth[value]
-        near = [r for r in readers if ready[r.index] <= depth and not self.reads_sign(graph, r)]
+        near = [r for r in readers if ready[r.index] <= depth and r not in self.sign_tests]
         if not near:  # recomputing it is cheaper than to store and read it
             return bool(readers) and not any(self.kernels[r.index] for r in readers)
         summing = self.summing
         return False not in [
             r.role in _FUSING_ROLES or r.name in _FUSED_MERGES or r in summing for r in near
         ]
-
-    def reads_sign(self, graph: Graph, reader: Node) -> bool:
-        """Return whether a node compares a ReLU's result with zero: any format will do."""
-        if reader.name not in SIGNS or reader.ins[0] not in self.relu_outputs:
-            return False
-        return graph.constants.get(reader.ins[1]) == 0
 
     def takes_stored(self, reader: Node) -> bool:
         """Return whether a node reads memory as it is: a loop, branch, gather or prefix maximum."""
@@ -153,7 +157,7 @@ def find_relu_signs(graph: Graph, regions: FusionRegions) -> set[int]:
     return {
         value
         for value in graph.onward & regions.relu_outputs
-        if graph.readers[value] and all(regions.reads_sign(graph, r) for r in graph.readers[value])
+        if graph.readers[value] and regions.sign_tests.issuperset(graph.readers[value])
     }
 
 

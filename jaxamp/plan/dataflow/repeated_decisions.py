@@ -25,7 +25,7 @@ def shape_of(eqn: JaxprEqn) -> Hashable:
 
 def find_repeated(graph: Graph, uses: Uses) -> frozenset[int]:
     """Return the results of products of a backward pass that repeat a deciding one."""
-    products = [node for node in graph.nodes if node.role is Role.CONTRACT]
+    products = [node for node in graph.products if node.role is Role.CONTRACT]
     stopping = (n for n in products if any(uses.stops_loop[v] for v in n.outs))
     deciding = graph.deciding.union(shape_of(node.eqn) for node in stopping)
     return frozenset(

@@ -27,7 +27,7 @@ def find_compared(graph: Graph) -> bytearray:
     """Return per value whether an extremum is taken of it, as it is mapped elementwise."""
     found = bytearray(len(graph.avals))
     for node in backward(graph, found):
-        if node.trait is Trait.EXTREMUM or (_maps(node) and union(found, node.outs)):
+        if node.trait is Trait.EXTREMUM or (union(found, node.outs) and _maps(node)):
             mark(found, node.ins, 1)
     return found
 

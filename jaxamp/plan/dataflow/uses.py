@@ -102,7 +102,7 @@ def _sweep(graph: Graph, provenance: Provenance, bits: bytearray, may_lower: Low
         if given & PLACE and node.role is not Role.CONTRACT and node.trait is not Trait.EXTREMUM:
             mark(bits, node.ins, PLACE)
         if node.role is Role.LINK:
-            if (out := node.outs[0]) in outer and is_returned(given):
+            if (out := node.outs[0]) in outer and not given & REACHES:
                 outer[out].keeps_dtype = True
                 keeping |= {out, outer[out].inner}
             _link(graph, bits, node, keeping)
@@ -116,11 +116,6 @@ def _sweep(graph: Graph, provenance: Provenance, bits: bytearray, may_lower: Low
 
 def _is_needed(given: int, node: Node) -> bool:
     return bool(given & NEEDED or (node.eqn is not None and node.eqn.effects))
-
-
-def is_returned(uses: int) -> bool:
-    """Return whether a value of some uses is needed, but no Compute reads it."""
-    return uses & (NEEDED | REACHES) == NEEDED
 
 
 def is_state_update(provenance: Provenance, uses: Uses, node: Node) -> bool:
@@ -186,7 +181,7 @@ def _move(graph: Graph, bits: bytearray, node: Node, given: int) -> None:
 
 def _is_discrete(graph: Graph, node: Node) -> bool:
     """Return whether a node computes only masks, indices and counts: these are never rounded."""
-    return _DISCRETE.issuperset([graph.kinds[v] for v in node.outs])
+    return _DISCRETE.issuperset(map(graph.kinds.__getitem__, node.outs))
 
 
 def _jumps(graph: Graph, node: Node) -> bool:

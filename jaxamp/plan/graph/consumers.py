@@ -19,13 +19,14 @@ _T = TypeVar("_T", bound=Hashable)
 
 def reached(start: Iterable[_T], leads: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
     """Yield some values, or others, and all to which these lead, nearest first."""
-    found = dict.fromkeys(start)
-    pending = list(found)
+    pending = list(dict.fromkeys(start))
+    found = set(pending)
     for value in pending:
         yield value
-        new = dict.fromkeys([v for v in leads(value) if v not in found])
-        found |= new
-        pending += new
+        for other in leads(value):
+            if other not in found:
+                found.add(other)
+                pending.append(other)
 
 
 def closure(start: Iterable[_T], leads: Callable[[_T], Iterable[_T]]) -> KeysView[_T]:
@@ -111,11 +112,6 @@ def find_summed(graph: Graph, node: Node) -> int | None:
         if low == high and is_vector(node.eqn, place):
             return node.ins[1 - place]
     return None
-
-
-def multiplies(node: Node) -> bool:
-    """Return whether a node is a product of matrices, or an outer one: an elementwise role."""
-    return node.role is Role.CONTRACT or node.name == "dot_general"
 
 
 def is_square(node: Node) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jax.errors import InconclusiveDimensionOperation
@@ -69,6 +69,7 @@ class Node:
       semantics: arithmetic of the primitive.
       op: the primitive's entry in the table, if there is one.
       index: its position in the graph.
+      multiplies: whether it is a product of matrices, or an outer one: an elementwise role.
       moves: pairs of an operand and the result that it becomes, of a node that moves values. With
         as many operands as results these correspond one to one (an `optimization_barrier`); else
         the first operand moves, and the others are indices (of a `gather`).
@@ -76,7 +77,7 @@ class Node:
 
     __slots__ = (
         *("role", "ins", "outs", "eqn", "op", "scope", "link"),
-        *("name", "kind", "trait", "semantics", "index", "moves"),
+        *("name", "kind", "trait", "semantics", "index", "multiplies", "moves"),
     )
 
     def __init__(
@@ -96,6 +97,7 @@ class Node:
         self.trait = Trait.OPAQUE if op is None else op.trait
         self.semantics = UNKNOWN if op is None else op.semantics
         self.index = -1
+        self.multiplies = role is Role.CONTRACT or self.name == "dot_general"
         paired = len(ins) == len(outs)
         moving = ins if paired else ins[:1] * len(outs)
         self.moves: tuple[tuple[int, int], ...] = tuple(zip(moving, outs, strict=False))
@@ -141,6 +143,7 @@ class Nest:
     outs: tuple[int, ...]
     frames: tuple[Frame, ...]  # in the order of the parameters that hold the jaxprs
     keeps_signature: bool = False  # whether these take and return their original dtypes
+    kind: ClassVar[OpKind] = OpKind.BOUNDARY
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +179,7 @@ class Graph:
       whole: per value, 1 if its numbers are known to be whole.
       nodes: in program order; the links of a loop stand where the loop does.
       named: nodes by name of their primitive, in program order; links under "".
+      products: nodes that multiply matrices, in program order.
       moved_from: per value that a node moves, the one that it was moved from.
       sources: boundary values: inputs and captured constants.
       outputs: results of the program.
@@ -212,6 +216,7 @@ class Graph:
     whole: bytearray = field(default_factory=bytearray)
     nodes: list[Node] = field(default_factory=list)
     named: dict[str, list[Node]] = field(default_factory=dict)
+    products: list[Node] = field(default_factory=list)
     moved_from: dict[int, int] = field(default_factory=dict)
     sources: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
@@ -252,6 +257,8 @@ class Graph:
         node.index = len(self.nodes)
         self.nodes.append(node)
         self.named.setdefault(node.name, []).append(node)
+        if node.multiplies:
+            self.products.append(node)
         if node.role is Role.MOVE:
             for source, out in node.moves:
                 self.moved_from[out] = source

@@ -46,9 +46,7 @@ def _table(flag: int) -> bytes:
 
 def forward(graph: Graph, bits: Sequence[int]) -> Iterator[Node]:
     """Yield all nodes in program order, repeatedly while the caller changes flags of a carry."""
-    if not graph.carries:
-        return iter(graph.nodes)
-    return _forward(graph, bits)
+    return _forward(graph, bits) if graph.carries else iter(graph.nodes)
 
 
 def _forward(graph: Graph, bits: Sequence[int]) -> Iterator[Node]:
@@ -67,6 +65,10 @@ def _forward(graph: Graph, bits: Sequence[int]) -> Iterator[Node]:
 
 def backward(graph: Graph, bits: Sequence[int]) -> Iterator[Node]:
     """Yield all nodes in reverse order, repeatedly while the flags of a carry change."""
+    return _backward(graph, bits) if graph.carries else reversed(graph.nodes)
+
+
+def _backward(graph: Graph, bits: Sequence[int]) -> Iterator[Node]:
     before = None
     while before != (before := [bits[carry.inner] for carry in graph.carries]):
         yield from reversed(graph.nodes)

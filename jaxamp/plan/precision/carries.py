@@ -8,7 +8,7 @@ from jaxamp.core.taxonomy import OpKind
 from jaxamp.plan.dataflow.constraints import constrain_contraction
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, Provenance, find_provenance
 from jaxamp.plan.dataflow.repeated_decisions import find_repeated
-from jaxamp.plan.dataflow.uses import Lowerable, Uses, find_uses, is_returned
+from jaxamp.plan.dataflow.uses import Lowerable, Uses, find_uses
 from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import narrow_kinds
@@ -91,8 +91,8 @@ def _bears_rounding(graph: Graph, provenance: Provenance, uses: Uses, carry: Car
     of such a result and a target. And it harms coordinates whose differences the step reads, and
     sums of which terms are subtracted later.
     """
-    is_final = is_returned(uses.bits[carry.result])
-    if is_final or carry.inner in graph.undone or _has_differences(graph, carry):
+    is_returned = uses.needed[carry.result] and not uses.reaches[carry.result]
+    if is_returned or carry.inner in graph.undone or _has_differences(graph, carry):
         return False
     contractions = _contractions_of(graph, carry)
     layers = [node for node in contractions if any(provenance.layer[v] for v in node.ins)]

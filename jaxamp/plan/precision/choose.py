@@ -44,7 +44,7 @@ from jaxamp.plan.dataflow.shift_invariant_logits import (
     outweighs_operands,
 )
 from jaxamp.plan.dataflow.uses import REACHES, find_returned, is_state_update
-from jaxamp.plan.graph.consumers import descendants, find_drawn, is_movement
+from jaxamp.plan.graph.consumers import find_drawn
 from jaxamp.plan.graph.graph import Link, Node, Role
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.plan.precision.overrides import UNFORCED, Forced
@@ -82,6 +82,9 @@ class Chooser:
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.keeps_dtype)
         self.narrow_carries = {v for c in carries for v in (c.inner, c.result)}
+        # What goes into a float32 carry, and so is in memory in float32.
+        links = [n for n in graph.named.get("", ()) if n.link in _CARRIED]
+        self.carried_wide = {n.ins[0] for n in links if n.outs[0] not in self.narrow_carries}
         self.copies: dict[int, Precision] = {}  # per fused value, what far readers copy it to
         self.gainless: set[int] = set()  # f32 for lack of gain, not for accuracy
         self.returned = find_returned(graph) if Guard.NO_GAIN in policy.guards else frozenset()
@@ -240,7 +243,7 @@ class Chooser:
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
         if Guard.SENSITIVE in self.guards and (why := self._sensitivity(out)):
             return Choice(low, F32, f"operands in {low.short}; {why}", Guard.SENSITIVE, F32)
-        if Guard.LOOP_CARRY in self.guards and self._is_carried_wide(out):
+        if Guard.LOOP_CARRY in self.guards and out in self.carried_wide:
             self.gainless.update(node.outs)
             reason = f"operands in {low.short}; result goes into an f32 carry"
             return Choice(low, F32, reason, Guard.LOOP_CARRY, F32)
@@ -260,7 +263,9 @@ class Chooser:
             self.graph, self.product_sizes, out
         ):
             return "an index is taken from its order"
-        return "result feeds a sensitive operation" * self._feeds_only_sensitive(out)
+        readers = self.graph.readers[out]
+        is_fed = all(r.role is Role.FIXED or r.trait is Trait.SENSITIVE for r in readers)
+        return "result feeds a sensitive operation" * is_fed
 
     def _saves_memory(self, node: Node, low: Precision) -> bool:
         """Return whether a contraction that no Compute reads is large, and rounding it harmless."""
@@ -273,10 +278,6 @@ class Chooser:
     @functools.cached_property
     def _compared(self) -> bytearray:
         return find_compared(self.graph)
-
-    def _feeds_only_sensitive(self, value: int) -> bool:
-        readers = self.graph.readers[value]
-        return all(r.role is Role.FIXED or r.trait is Trait.SENSITIVE for r in readers)
 
     def _reduce(self, node: Node, low: Precision) -> Choice:
         if node.trait is Trait.ALLREDUCE and (choice := self._add_up(node, low)):
@@ -388,14 +389,11 @@ class Chooser:
         if node in self.many_cotangents and self._as_read(node.ins[0], node) is low:
             reason = f"f32 inside, stored in {low.short}: many cotangents are summed"
             return Choice(F32, low, reason, Guard.REDUCTION_ISLAND, low)
-        if node in self.split_lookups and self._adds_up_rows(node, low):
+        is_split = node in self.split_lookups and not self._may_overflow(low)
+        if is_split and self._bears_rounding(node, low):
             words = _ROWS if self.split_lookups[node] else _POSSIBLE_ROWS
             return Choice(F32, low, words.format(low.short), None, low)
         return _MOVED
-
-    def _adds_up_rows(self, node: Node, low: Precision) -> bool:
-        """Return whether rows of a split table may be rounded before devices add them up."""
-        return not self._may_overflow(low) and self._bears_rounding(node, low)
 
     def _follow(self, node: Node) -> None:
         for source, out in node.moves:
@@ -403,16 +401,9 @@ class Chooser:
                 self.gainless.add(out)
             if self.graph.is_float32[out] and self.graph.is_float32[source]:
                 self.stored[out] = self.stored[source]
-                if source in self.copies:
-                    self._follow_fused(source, out)
-
-    def _follow_fused(self, source: int, out: int) -> None:
-        """Record a value moved from a fused one: it is fused too, or is the moved copy."""
-        low = self.copies[source]
-        if self.regions.fused[out]:
-            self.copies[out] = low
-        else:
-            self.stored[out] = low
+                if source in self.copies:  # what is moved from a fused value is fused, or its copy
+                    to = self.copies if self.regions.fused[out] else self.stored
+                    to[out] = self.copies[source]
 
     def _common(self, node: Node, low: Precision) -> Precision:
         """Return `low` if all float operands have it or are literals that fit; else float32."""
@@ -433,17 +424,7 @@ class Chooser:
 
     def _is_copied(self, node: Node, value: int) -> bool:
         """Return whether XLA would store a fused value anyway, for later readers."""
-        return node.trait in COSTLY or self._is_forwarded_to_memory(value)
-
-    def _is_forwarded_to_memory(self, value: int) -> bool:
-        """Return whether a loop or a selecting kernel reads a value, or what it is moved to."""
-        moved = descendants(self.graph, value, is_movement)
-        return any(self.regions.takes_stored(r) for v in moved for r in self.graph.readers[v])
-
-    def _is_carried_wide(self, value: int) -> bool:
-        """Return whether a value goes into a float32 carry, and so is in memory in float32."""
-        readers = self.graph.readers[value] if self.graph.carries else ()
-        return any(r.link in _CARRIED and r.outs[0] not in self.narrow_carries for r in readers)
+        return node.trait in COSTLY or bool(self.regions.forwarded[value])
 
     def _constraint(self, node: Node, low: Precision) -> Constraint | None:
         """Return why a value not computed by Compute has to stay in float32, or `None`."""
@@ -462,7 +443,7 @@ class Chooser:
             return Constraint(f"{what}: nothing to gain", Guard.NO_GAIN)
         if hazard:
             return hazard
-        if Guard.LOOP_CARRY in self.guards and any(map(self._is_carried_wide, outs)):
+        if Guard.LOOP_CARRY in self.guards and not self.carried_wide.isdisjoint(outs):
             self.gainless.update(outs)
             return Constraint("goes into an f32 carry", Guard.LOOP_CARRY)
         if outs and self.returned.issuperset(outs):

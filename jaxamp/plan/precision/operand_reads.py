@@ -74,10 +74,6 @@ class OperandReads:
         pairs = enumerate(node.ins)
         return tuple(i for i, v in pairs if self.own_cast[v] and stored[v] is Precision.F32)
 
-    def is_one_of_many(self, value: int, reader: Node) -> bool:
-        """Return whether a reader's cotangent meets those of many others, in float32."""
-        return reader in self.many_readers.get(value, ())
-
     def copy_for(self, value: int, reader: Node) -> Precision | None:
         """Return the precision of the copy that a reader gets, `None` for the value itself."""
         copy = self.copies.get(value)

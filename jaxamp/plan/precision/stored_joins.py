@@ -19,7 +19,7 @@ from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
 from jaxamp.plan.graph.consumers import ADDS, descendants, is_movement, is_square, read_for_results
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
-from jaxamp.plan.graph.sweeps import union
+from jaxamp.plan.graph.sweeps import mark, union
 
 _NONE, _SEVERAL, _ROWS = -1, -2, -3
 _MOST_DEFERRED = 8  # arrays that are kept for one kernel: more than it recomputes are too many
@@ -29,7 +29,10 @@ def store_joins(flow: Dataflow) -> None:
     """Take values out of `regions.fused`, and fill in `regions.joined`."""
     joins = _Joins(flow)
     for node in flow.graph.nodes:
-        joins.visit(node)
+        if node.role in ARITHMETIC:
+            joins.visit(node)
+        elif node.role is Role.REDUCE and reduces_rows(flow.graph, node):
+            mark(joins.normalized, node.outs, 1)
 
 
 class _Joins:
@@ -39,36 +42,28 @@ class _Joins:
         self.graph, self.provenance, _, self.regions = flow
         # Joins that are stored rather than several values computed from them.
         self.shared = _find_shared(flow)
-        lookups = self.graph.named.get("gather", ())
-        self.lookups = {n for n in lookups if is_looked_up_again(flow.graph, flow.provenance, n)}
-        count = len(self.graph.avals)
+        count, dense = len(self.graph.avals), self.provenance.dense
         # Per value, the large stored activation that it is computed from, `_NONE` or `_SEVERAL`;
         # `_ROWS` of tables, whichever they are, which later kernels look up again.
-        self.computed_from = [_NONE] * count
+        self.computed_from = [v if is_dense else _NONE for v, is_dense in enumerate(dense)]
+        for node in self.graph.named.get("gather", ()):
+            if is_looked_up_again(self.graph, self.provenance, node):
+                self.computed_from[node.outs[0]] = _ROWS
         self.mixed = bytearray(count)  # others are combined with that, however small
         self.costly = bytearray(count)  # a costly operation lies between that and the value
         self.normalized = bytearray(count)  # sums over its rows belong to the value's kernel
         self.deferred: dict[int, int] = {}  # per value left to a later kernel, how many that reads
 
     def visit(self, node: Node) -> None:
-        """Decide for the results of a node."""
+        """Decide for the results of arithmetic."""
+        norms = [v for v in node.ins if self.normalized[v]]
+        if norms and not all(self.regions.is_far(v, node) for v in norms):
+            mark(self.normalized, node.outs, 1)
         dense = self.provenance.dense
-        any_dense = False
-        is_fused = node.role in ARITHMETIC
-        is_normalized = (
-            any(self.normalized[v] and not self.regions.is_far(v, node) for v in node.ins)
-            if is_fused
-            else _sums_rows(self.graph, node)
-        )
-        is_lookup = node in self.lookups
-        for value in node.outs:
-            self.computed_from[value] = (_ROWS if is_lookup else value) if dense[value] else _NONE
-            self.normalized[value] = is_normalized
-            any_dense |= dense[value]
-        if any_dense and is_fused and not self.regions.kernels[node.index]:
-            for value, parts in read_for_results(node):
-                if dense[value]:
-                    self._enter(node, value, parts)
+        is_joined = union(dense, node.outs) and not self.regions.kernels[node.index]
+        for value, parts in read_for_results(node) if is_joined else ():
+            if dense[value]:
+                self._enter(node, value, parts)
 
     def _enter(self, node: Node, value: int, parts: tuple[int, ...]) -> None:
         joined = value if _overlaps(self.graph, node) else self._join(value, parts)
@@ -214,7 +209,8 @@ def _find_shared(flow: Dataflow) -> set[int]:
     root = list(range(len(graph.avals)))  # per fused value, the one join that it is computed from
     later: dict[int, Any] = {}
     for node in graph.nodes:
-        for value, parts in read_for_results(node) if node.role in ARITHMETIC else ():
+        is_joined = node.role in ARITHMETIC and union(dense, node.outs)
+        for value, parts in read_for_results(node) if is_joined else ():
             if not (dense[value] and fused[value]):
                 continue
             roots = {root[v] for v in parts if dense[v] and _is_large(graph, v, value)}

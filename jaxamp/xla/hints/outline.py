@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -22,7 +23,6 @@ from jaxamp.plan.decision import (
     Reading,
 )
 from jaxamp.plan.findings import Groupings, Outline, Precisions
-from jaxamp.plan.graph.consumers import closure
 
 
 class Outliner(Outline):
@@ -130,8 +130,8 @@ class _Reader:
         self.outvars = jaxpr.outvars
         self.decisions = plan.decisions
         self.stored: dict[Any, Precision | None] = dict(zip(jaxpr.invars, plan.inputs, strict=True))
-        for decision in plan.decisions:
-            self.stored.update(zip(decision.eqn.outvars, decision.plan.outputs, strict=True))
+        made = (zip(d.eqn.outvars, d.plan.outputs, strict=True) for d in plan.decisions)
+        self.stored.update(itertools.chain.from_iterable(made))
         self._second: dict[EquationPlan, list[tuple[int, OperandRead]]] = {}
 
     def inputs(self, unit: Sequence[int]) -> tuple[Reading, ...]:
@@ -166,12 +166,12 @@ def _with_recomputed(
     decisions: Sequence[Decision], group: Sequence[int], again: Mapping[Var, int]
 ) -> list[int]:
     """Return the equations of a group, after those of earlier groups that it recomputes."""
-
-    def makers(index: int) -> list[int]:
-        read = decisions[index].eqn.invars
-        return [again[v] for v in read if isinstance(v, Var) and v in again]
-
-    return [*sorted(closure(group, makers) - set(group)), *group]
+    found, new = set(group), set(group)
+    while new:
+        read = [v for index in new for v in decisions[index].eqn.invars if isinstance(v, Var)]
+        new = {again[v] for v in read if v in again} - found
+        found |= new
+    return [*sorted(found.difference(group)), *group]
 
 
 def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[int]:
@@ -220,7 +220,8 @@ def _dependences(eqns: Sequence[JaxprEqn], unit: Sequence[int]) -> dict[int, set
             if effectful is not None:
                 waits.add(effectful)
             effectful = here
-        maker.update(dict.fromkeys(eqn.outvars, here))
+        for v in eqn.outvars:
+            maker[v] = here
     for here, earlier in needed.items():
         earlier.discard(here)
     return needed

@@ -6,7 +6,6 @@ stores, and recomputes the float32 insides from them, in the kernel that needs t
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence, Set
 
@@ -73,8 +72,8 @@ class Recomputation:
                 chain[value] = max(further, default=0)  # groups back to memory
                 before = max([sums[v] for v in node.ins if v in sums], default=0)
                 sums[value] = before + (node.role is Role.REDUCE)  # whether they are stored or not
-                parts = [sums[v] // _LONGEST_CHAIN for v in node.ins if v in self.recomputed]
-                is_far = min(parts, default=math.inf) < sums[value] // _LONGEST_CHAIN
+                least = sums[value] // _LONGEST_CHAIN * _LONGEST_CHAIN
+                is_far = least and any(sums[v] < least for v in node.ins if v in self.recomputed)
                 if is_far or chain[value] > _LONGEST_CHAIN:
                     self.recomputed.remove(value)
                     del chain[value]
@@ -154,8 +153,8 @@ class Recomputation:
 
     def _replaces_a_product(self, value: int) -> bool:
         """Return whether a value alone reads a product, and is in memory in its place."""
-        graph, reads_sign = self.graph, self.regions.reads_sign
-        others = (r for r in graph.readers[value] if not reads_sign(graph, r))
+        signs = self.regions.sign_tests
+        others = (r for r in self.graph.readers[value] if r not in signs)
         is_sole = value in self._sole_readings
         return is_sole and not all(multiplies_by_vector(r.eqn) for r in others)
 
@@ -238,7 +237,8 @@ def _find_scaled(graph: Graph, fusible: bytearray, levels: Sequence[int]) -> byt
         if node.role not in ARITHMETIC or not fusible[node.index]:
             continue
         out = node.outs[0]
-        by_vector = [node.name == "mul" and _is_along_rows(graph, v, out) for v in node.ins]
+        factors = node.ins if node.name == "mul" else ()
+        by_vector = [_is_along_rows(graph, v, out) for v in factors]
         for place, value in enumerate(node.ins if scaled[out] or any(by_vector) else ()):
             is_scaled = scaled[out] or any(by_vector[:place] + by_vector[place + 1 :])
             if is_scaled and levels[value] == levels[out]:

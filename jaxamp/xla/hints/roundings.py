@@ -43,7 +43,7 @@ def find_barriered_roundings(findings: Findings) -> frozenset[int]:
         node.outs[0]
         for node in graph.named.get("max", ())
         if is_narrow(choices[node].operand)
-        and any(regions.reads_sign(graph, r) for r in graph.readers[node.outs[0]])
+        and not regions.sign_tests.isdisjoint(graph.readers[node.outs[0]])
     )
     return signed | frozenset(
         value
@@ -178,12 +178,13 @@ def _find_normalized(findings: Findings) -> set[int]:
             own = 3 if 0 in node.eqn.params.get("axes", ()) else 1
         elif node.role is Role.CONTRACT:
             own = 4 * (findings.choices[node].operand is Precision.F32)
-        for value, parts in read_for_results(node) if own or node.role in ARITHMETIC else ():
+        is_found = own or (node.role in ARITHMETIC and union(reduced, node.ins))
+        for value, parts in read_for_results(node) if is_found else ():
             found = own or union(reduced, parts)
             reduced[value] = found * (stored[value] is Precision.F32)
     for node in reversed(graph.nodes):
-        passes = union(provenance.dense, node.outs) and union(graph.is_float32, node.outs)
-        if node.role not in ARITHMETIC or not passes:
+        is_made = node.role in ARITHMETIC and union(provenance.dense, node.outs)
+        if not is_made or not union(graph.is_float32, node.outs):
             continue
         is_costly = (node.trait in COSTLY and not is_square(node)) or union(costly, node.outs)
         for value in dict.fromkeys(node.ins):
