@@ -1,4 +1,4 @@
-"""Members of an enum, as users write them: by words."""
+"""Enums whose members users write by their words."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from typing import TypeVar
 from jaxamp.errors import PolicyError, accepted, article
 
 _E = TypeVar("_E", bound=enum.Enum)
+
+
+class Word(enum.Enum):
+    """Enum whose members are single objects, and hashed as such."""
+
+    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
 
 def chosen(kind: type[_E], words: _E | str | Iterable[_E | str]) -> frozenset[_E]:

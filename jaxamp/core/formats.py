@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -12,10 +11,11 @@ import ml_dtypes
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxamp.core.enum_words import Word
 from jaxamp.errors import PolicyError, accepted, shown
 
 
-class Precision(enum.Enum):
+class Precision(Word):
     """A float format; the value is the name of its dtype.
 
     Attributes:
@@ -52,9 +52,6 @@ class Precision(enum.Enum):
         self.smallest_subnormal = float(facts.smallest_subnormal)
         self.bits = int(facts.bits)
         self.mantissa_bits = int(facts.nmant) + 1
-
-    # Members are single objects; Enum's own hash goes through the name, in Python.
-    __hash__ = object.__hash__
 
     @classmethod
     def parse(cls, word: PrecisionLike) -> Precision:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
+from jaxamp.core.enum_words import Word
 
 
-class Guard(enum.Enum):
+class Guard(Word):
     """Exception to a policy's table, which taken literally would break a program.
 
     >>> Guard("range") in ALL_GUARDS
@@ -21,8 +21,6 @@ class Guard(enum.Enum):
     BITS = "bits"  # random bits, bitcasts and keys are untouched
     NO_KERNEL = "no-kernel"  # operations without a 16-bit implementation run in f32
     CALLBACKS = "callbacks"  # callbacks see the dtypes that they were written for
-
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
 
 ALL_GUARDS = frozenset(Guard)

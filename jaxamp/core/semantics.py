@@ -9,13 +9,13 @@ condition numbers and cancellation.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
+from jaxamp.core.enum_words import Word
 from jaxamp.core.intervals import Transfer, anywhere, itself
 
 
-class Linear(enum.Enum):
+class Linear(Word):
     """Linearity of a result in its operands."""
 
     NOT = "not"
@@ -23,10 +23,8 @@ class Linear(enum.Enum):
     EACH = "each"  # in each with the others fixed: products
     FIRST = "first"  # in the first alone: quotients
 
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
-
-class Rounding(enum.Enum):
+class Rounding(Word):
     """Effect of a primitive on a relative rounding of its operands."""
 
     KEPT = "kept"  # it is a relative rounding of the result, at most a few times as large
@@ -34,17 +32,13 @@ class Rounding(enum.Enum):
     CANCELLING = "cancelling"  # amplified where terms nearly cancel
     AMPLIFIED = "amplified"  # by a steep slope, or by the size of the operand
 
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
-
-class Pole(enum.Enum):
+class Pole(Word):
     """Singularity of a function of one operand."""
 
     NONE = "none"
     ZERO = "zero"
     NUMBER = "number"  # a number other than zero, beyond which it is undefined
-
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
 
 @dataclass(frozen=True, slots=True)

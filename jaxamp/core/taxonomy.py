@@ -6,7 +6,6 @@ planner reads it and ``register_op_kind`` adds to it; nothing else classifies by
 
 from __future__ import annotations
 
-import enum
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Primitive
 
-from jaxamp.core.enum_words import member
+from jaxamp.core.enum_words import Word, member
 from jaxamp.core.intervals import (
     Interval,
     added,
@@ -55,7 +54,7 @@ from jaxamp.core.semantics import (
 from jaxamp.errors import PolicyError, accepted
 
 
-class OpKind(enum.Enum):
+class OpKind(Word):
     """The five kinds of operation; a policy gives a precision to each.
 
     >>> OpKind("DataMovement")
@@ -67,8 +66,6 @@ class OpKind(enum.Enum):
     ELEMENTWISE = "Elementwise"
     DATA_MOVEMENT = "DataMovement"
     BOUNDARY = "Boundary"
-
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
     @classmethod
     def parse(cls, word: OpKind | str) -> OpKind:
@@ -83,7 +80,7 @@ class OpKind(enum.Enum):
         return member(cls, word)
 
 
-class Trait(enum.Enum):
+class Trait(Word):
     """Arithmetic of a primitive, which decides how its kind's precision may be applied.
 
     The arithmetic traits are promises that the tests measure: the result of an ``EXACT`` one on
@@ -135,8 +132,6 @@ class Trait(enum.Enum):
     STATE = "state"  # mutable cells, whose dtype is fixed
     TOKEN = "token"  # orders effects
     KERNEL = "kernel"  # an instruction inside a Pallas or Mosaic kernel
-
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ through ``nested``, and everything that changes one goes back through ``with_nes
 
 from __future__ import annotations
 
-import enum
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat, taxonomy
+from jaxamp.core.enum_words import Word
 from jaxamp.core.taxonomy import Trait
 
 REGION_PREFIX = "jaxamp_region"  # name of the jit that holds what `amp` has already rewritten
 RULED = frozenset({"custom_jvp_call", "custom_vjp_call"})  # have derivatives of their own
 
 
-class Wiring(enum.Enum):
+class Wiring(Word):
     """Correspondence of a nested jaxpr's inputs and outputs with operands and results.
 
     Kernels, functions of scalars such as that of a reduction, and what other code runs have none.
@@ -32,8 +32,6 @@ class Wiring(enum.Enum):
     BRANCHES = "branches"  # operand 0 chooses one jaxpr, which takes the other operands
     SCAN = "scan"  # operands: invariants, initial carries, sliced arrays; results: carries, stacks
     WHILE = "while"  # operands: invariants of the test, those of the body, initial carries
-
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
 
 _WIRINGS = {

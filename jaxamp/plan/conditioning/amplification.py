@@ -137,7 +137,8 @@ class _Amplification:
 
     def _dense(self, node: Node) -> list[int]:
         dense, chosen = self.provenance.dense, node.ins[node.name == "select_n" :]
-        return [v for v in dict.fromkeys(chosen) if dense[v]]
+        found = [v for v in chosen if dense[v]]
+        return found if len(found) < 2 else [*dict.fromkeys(found)]
 
     def _is_linear(self, node: Node, dense: list[int]) -> bool:
         if node.role is Role.CONTRACT:  # one that is cancelled is not rounded itself

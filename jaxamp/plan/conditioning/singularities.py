@@ -28,6 +28,7 @@ MAY_OVERFLOW = 2  # is divided by such a value, and may overflow float16
 _ALGEBRAIC = (Trait.EXACT, Trait.ROUNDED, Trait.SUM, Trait.PREFIX, Trait.EXTREMUM)
 _ROOTS = ("sqrt", "square", "cbrt")
 _SINGULAR = {Pole.ZERO: AT_ZERO, Pole.NUMBER: AT_NUMBER | AT_BOUND}
+_DIVIDING = ("div", "mul", "integer_pow")
 _POWERS = ("integer_pow", "square", "sqrt", "cbrt")
 _REDUCTIONS = (Trait.EXTREMUM, Trait.PREFIX, Trait.PRODUCT)
 
@@ -49,8 +50,8 @@ class _Singularities:
 
     def enter(self, node: Node) -> None:
         """Mark operands near a node's own singularity, and propagate the flags of its results."""
-        if divisors := self._divisors(node):
-            self._mark(divisors, AT_ZERO)
+        if node.name in _DIVIDING:
+            self._mark(self._divisors(node), AT_ZERO)
         if flags := _SINGULAR.get(node.semantics.pole):
             return self._mark(self._near(node), flags)
         if not (given := union(self.bits, node.outs)):
@@ -75,7 +76,7 @@ class _Singularities:
         if node.name == "mul" and union(self.may_overflow, node.ins):
             others = tuple(v for v in node.ins if not self.may_overflow[v])
             return others if len(others) == len(node.ins) - 1 else ()
-        return node.ins if node.name == "integer_pow" and node.eqn.params["y"] < 0 else ()
+        return node.ins if node.eqn.params.get("y", 0) < 0 else ()
 
     def _near(self, node: Node) -> list[int]:
         """Return the operands that may be at the singularity; that of `log1p` is below zero."""

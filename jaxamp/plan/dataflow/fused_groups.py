@@ -42,7 +42,10 @@ def find_levels(
     for node in graph.nodes:
         if node.link is Link.BACK:
             continue
-        ready = max(map(levels.__getitem__, node.ins), default=0)
+        ready = 0
+        for value in node.ins:
+            if levels[value] > ready:
+                ready = levels[value]
         reads_memory = node.name == "gather" and is_repeated_gather(graph, node)
         level = (ready + reads_memory) | 1 if fusible[node.index] else (ready | 1) + 1
         for value in node.outs:

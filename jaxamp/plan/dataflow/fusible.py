@@ -35,7 +35,10 @@ def _is_fusible(
         return not node.ins
     if regions.kernels[node.index] or not regions.bias_sums.isdisjoint(node.outs):
         return False
-    if _is_between_devices(graph, node) or node.name in _NEVER_FUSED or node.eqn.effects:
+    is_sent = node.trait in _BETWEEN_DEVICES
+    if node.name == "reshard":  # to another context of the mesh, or not even that
+        is_sent = not jax_compat.lie_alike(graph.avals[node.ins[0]], graph.avals[node.outs[0]])
+    if is_sent or node.name in _NEVER_FUSED or node.eqn.effects:
         return False
     if node.role is not Role.REDUCE and False not in [
         uses.bits[v] & _RETURNED == ESCAPES and not lowered[v] for v in node.outs
@@ -44,13 +47,6 @@ def _is_fusible(
     # A gather or scatter by computed indices is a kernel.
     is_movement = node.role is Role.MOVE or node.role is Role.MERGE
     return not (is_movement and any(graph.kinds[v] in "iu" for v in node.ins[1:]))
-
-
-def _is_between_devices(graph: Graph, node: Node) -> bool:
-    """Return whether a node moves arrays between devices, or to another context of their mesh."""
-    if node.name != "reshard":
-        return node.trait in _BETWEEN_DEVICES
-    return not jax_compat.lie_alike(graph.avals[node.ins[0]], graph.avals[node.outs[0]])
 
 
 def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray:

@@ -131,8 +131,8 @@ def _elementwise(graph: Graph, bits: bytearray, node: Node) -> None:
     arriving = union(bits, node.ins)
     found = bits[out] & (STATE | DENSE | SOLVED | LARGE) | arriving & DENSE
     # A solution to which an activation is added is one, as in a network's residual stream.
-    if not any(bits[i] & (DENSE | SOLVED) == DENSE for i in node.ins):
-        found |= arriving & SOLVED
+    if arriving & SOLVED and not any(bits[i] & (DENSE | SOLVED) == DENSE for i in node.ins):
+        found |= SOLVED
     if arriving & STATE and _is_state(graph, bits, node):
         found |= STATE
     if arriving & STATISTIC and not found & DENSE:

@@ -88,7 +88,10 @@ class FusionRegions:
             windowed = role is Role.REDUCE and is_window(graph, node)
             is_kernel = is_alone or is_repeated or windowed
             self.kernels[node.index] = is_kernel
-            reached = max(map(depth.__getitem__, node.ins), default=0)
+            reached = 0
+            for value in node.ins:
+                if depth[value] > reached:
+                    reached = depth[value]
             # A sum takes f32, as its terms may cancel.
             selects = windowed and selects_in_windows(graph, node)
             reads_memory = role is Role.LINK or (is_alone and role is Role.CONTRACT)

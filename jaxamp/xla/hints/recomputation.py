@@ -105,8 +105,9 @@ class Recomputation:
         if value in self.graph.outputs or self.provenance.state[value]:
             return False
         fusible, in_memory = self._groups.fusible, self.regions.takes_stored
-        if any(fusible[r.index] and in_memory(r) for r in self.graph.readers[value]):
-            return False  # rows are looked up in it
+        for reader in self.graph.readers[value]:
+            if fusible[reader.index] and in_memory(reader):
+                return False  # rows are looked up in it
         if value in self._side_by_side:
             return True
         is_activation = self.graph.is_float32[value] and self.provenance.dense[value]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
+from jaxamp.core.enum_words import Word
 
 
-class Technique(enum.Enum):
+class Technique(Word):
     """A way to make XLA fuse and store as the plan supposes.
 
     None of them changes in which precision an equation runs, or in which its results are stored.
@@ -30,8 +30,6 @@ class Technique(enum.Enum):
     NARROW_MOVES = "narrow-moves"  # arrays moved before they are widened, on a TPU
     ROW_BROADCASTS = "row-broadcasts"  # maxima and sums of rows broadcast from a flat array
     SPLIT_SUMS = "split-sums"  # sums over middle axes added up in parts
-
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
 
 ALL_TECHNIQUES = frozenset(Technique)
