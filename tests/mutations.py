@@ -197,7 +197,7 @@ MUTATIONS = (
         "tests/plan/conditioning/test_derivatives_of_losses.py",
     ),
     Mutation(
-        "plan/conditioning/amplification.py",
+        "plan/dataflow/linearity.py",
         "if not (made[v] & BOUNDED or _is_repeated",
         "if not (False or _is_repeated",
         "tests/plan/conditioning/test_gated_branches.py",

@@ -19,6 +19,7 @@ from jaxamp.plan.conditioning.precise_products import enter_products
 from jaxamp.plan.conditioning.undone_sums import find_undone
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
+from jaxamp.plan.dataflow.linearity import Linearity
 from jaxamp.plan.dataflow.provenance import find_factors
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import FusionRegions
@@ -142,9 +143,10 @@ def _find(
 ) -> Findings:
     """Run the analyses, each on the findings of those before it."""
     flow = Dataflow(graph, *settle_carries(graph, policy, forced), FusionRegions(graph))
+    linearity = Linearity(graph, flow.provenance)
     store_bias_sums(flow)
-    store_joins(flow)
-    hazards = Hazards(flow, policy)
+    store_joins(flow, linearity)
+    hazards = Hazards(flow, linearity, policy)
     chooser = Chooser(flow, hazards, policy)
     choices = chooser.choose_all(frame.entries, inputs, forced)
     stored, exact_narrow = chooser.stored, chooser.exact_narrow

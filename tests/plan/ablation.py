@@ -67,7 +67,7 @@ def _no_ranges(graph: Any) -> None:
 
 
 ANALYSES: dict[str, tuple[str, Any]] = {
-    "amplification": (f"{HAZARDS}.find_amplified", lambda _: Amplified()),
+    "amplification": (f"{HAZARDS}.find_amplified", lambda *_: Amplified()),
     "forget_gates": (f"{HAZARDS}.find_forget_gates", _nothing),
     "unrolled_recurrences": (f"{HAZARDS}.find_unrolled_recurrences", _no_list),
     "lookup_places": ("jaxamp.plan.dataflow.uses.PLACE", 0),

@@ -110,7 +110,7 @@ def test_what_arithmetic_reads_moved_is_read_before_the_barrier(
     """As heads of a `silu` that are normed: XLA took the rounding away, and stored float32."""
 
     def headed(x: jax.Array) -> jax.Array:
-        h = jax.nn.silu(x @ W + jnp.tanh(x @ OUT))
+        h = jax.nn.silu(x @ W) * jnp.tanh(x @ OUT)
         return read(h.reshape(-1, 4, 4)) + h @ OUT
 
     assert read_before_barriers(amp(headed), 8192, "cuda") == reads

@@ -20,6 +20,7 @@ from jaxamp.plan.conditioning.singularities import (
 from jaxamp.plan.conditioning.unrolled_recurrences import find_unrolled_recurrences
 from jaxamp.plan.dataflow.constraints import Constraint, is_inexact
 from jaxamp.plan.dataflow.dataflow import Dataflow
+from jaxamp.plan.dataflow.linearity import Linearity
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, TINY
 from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP
 from jaxamp.plan.graph.graph import Node
@@ -42,7 +43,7 @@ class Hazards:
       ordered: values from whose order an index is taken.
     """
 
-    def __init__(self, flow: Dataflow, policy: PrecisionPolicy) -> None:
+    def __init__(self, flow: Dataflow, linearity: Linearity, policy: PrecisionPolicy) -> None:
         graph, provenance = flow.graph, flow.provenance
         self._flow, self._guards = flow, policy.guards
         self._small_divisors = find_small_divisors(graph, provenance)
@@ -51,7 +52,7 @@ class Hazards:
         self.forget_gates = find_forget_gates(graph, recurrences)
         places = itertools.compress(range(len(graph.avals)), flow.uses.place)
         self.lookup_places = frozenset(v for v in places if graph.is_float32[v])
-        amplified, self.ordered = find_amplified(flow)
+        amplified, self.ordered = find_amplified(flow, linearity)
         found: Sequence[tuple[Constraint, Iterable[int]]] = (  # reports give the first of a value
             (FORGET_GATE, self.forget_gates),
             (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),

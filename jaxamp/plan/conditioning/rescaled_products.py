@@ -9,6 +9,8 @@ which is none of them.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.consumers import (
@@ -31,23 +33,24 @@ _COMPRESSING = frozenset({"log", "log1p", "sqrt", "rsqrt", "cbrt", "asinh"})
 
 
 def find_rescaled_products(graph: Graph, uses: Uses) -> frozenset[int]:
-    """Return results of contractions that are scaled down, compressed or divided by a sum."""
+    """Return results of contractions that are scaled down, compressed or divided by a sum.
+
+    And what is made of those that are scaled down, before they are.
+    """
     terms = _find_terms(graph)
-    return frozenset(
-        out
-        for node in graph.products
-        if node.role is Role.CONTRACT
-        for out in node.outs
-        if _is_scaled_down(graph, uses, out)
-        or _is_compressed(graph, out)
-        or _is_in_quotient(graph, terms, out)
-    )
+    found: set[int] = set()
+    for out in (v for n in graph.products if n.role is Role.CONTRACT for v in n.outs):
+        found |= _find_unscaled(graph, uses, out)
+        if _is_compressed(graph, out) or _is_in_quotient(graph, terms, out):
+            found.add(out)
+    return frozenset(found)
 
 
-def _is_scaled_down(graph: Graph, uses: Uses, value: int) -> bool:
-    """Return whether known numbers, below one together, multiply a value on each way to a product.
+def _find_unscaled(graph: Graph, uses: Uses, value: int) -> Set[int]:
+    """Return a value, and what is made of it until known numbers below one together multiply it.
 
-    On other ways, such as that to a loss, it is float32 anyway.
+    None if that is not so on each way to a product. On other ways, such as that to a loss, it is
+    float32 anyway.
     """
     ways, scales, scaled = [(value, 1.0)], dict[int, float](), False
     for read, scale in ways:
@@ -59,12 +62,12 @@ def _is_scaled_down(graph: Graph, uses: Uses, value: int) -> bool:
                 continue
             by = 1.0 if reader.name in _SIGNS else factor(graph, read, reader)
             if by is None:
-                return False
+                return _NONE
             if abs(scale * by) < 1:
                 scaled = True
             else:
                 ways += [(v, abs(scale * by)) for v in reader.outs]
-    return scaled
+    return scales.keys() if scaled else _NONE
 
 
 def _is_compressed(graph: Graph, value: int) -> bool:

@@ -336,6 +336,8 @@ class Chooser:
         constraint = precise(self.graph, self.guards, node) or self._constraint(node, low)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard)
+        if out in self.rescaled:
+            return Choice(F32, F32, "result is scaled down before it is rounded", Guard.RANGE)
         if out in self.regions.bias_sums:
             return Choice(low, low, f"a bias: {low.short}, added by the convolution's kernel")
         operand = self._common(node, low) if self._is_safe_narrow(node) else F32

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxamp.plan.dataflow.dataflow import Dataflow
+from jaxamp.plan.dataflow.linearity import LINEAR, Linearity
 from jaxamp.plan.dataflow.lookups import is_looked_up_again
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
@@ -25,9 +26,9 @@ _NONE, _SEVERAL, _ROWS = -1, -2, -3
 _MOST_DEFERRED = 8  # arrays that are kept for one kernel: more than it recomputes are too many
 
 
-def store_joins(flow: Dataflow) -> None:
+def store_joins(flow: Dataflow, linearity: Linearity) -> None:
     """Take values out of `regions.fused`, and fill in `regions.joined`."""
-    joins = _Joins(flow)
+    joins = _Joins(flow, linearity)
     for node in flow.graph.nodes:
         if node.role in ARITHMETIC:
             joins.visit(node)
@@ -38,10 +39,11 @@ def store_joins(flow: Dataflow) -> None:
 class _Joins:
     """Forward sweep over values computed from several stored activations."""
 
-    def __init__(self, flow: Dataflow) -> None:
+    def __init__(self, flow: Dataflow, linearity: Linearity) -> None:
         self.graph, self.provenance, _, self.regions = flow
+        self.made = linearity.made
         # Joins that are stored rather than several values computed from them.
-        self.shared = _find_shared(flow)
+        self.shared = _find_shared(flow, self.made)
         count, dense = len(self.graph.avals), self.provenance.dense
         # Per value, the large stored activation that it is computed from, `_NONE` or `_SEVERAL`;
         # `_ROWS` of tables, whichever they are, which later kernels look up again.
@@ -191,23 +193,29 @@ class _Joins:
     def _is_normalized(self, value: int) -> bool:
         """Return whether a value is combined with its own statistic, which magnifies roundings.
 
-        Channel weights, as of squeeze-and-excitation, come through contractions and are
-        activations.
+        Those of a residual stream are as large as a product's own. Channel weights, as of
+        squeeze-and-excitation, come through contractions and are activations.
         """
+        if self.made[value] & LINEAR:
+            return False
         bits, readers = self.provenance.bits, self.graph.readers[value]
         read = (v for r in readers if r.role is Role.ELEMENTWISE for v in r.ins)
         return any(bits[v] & (STATISTIC | DENSE) == STATISTIC for v in read)
 
 
-def _find_shared(flow: Dataflow) -> set[int]:
+def _find_shared(flow: Dataflow, made: bytearray) -> set[int]:
     """Return joins smaller than all that later kernels read of what is computed from them alone.
 
-    A norm of a sum reads the sum three times, and once more in the backward pass.
+    A norm of a sum reads the sum three times, and once more in the backward pass. A curve's
+    derivative reads its argument: one array, where that adds up several of a residual stream, and
+    all of it is read.
     """
     graph, provenance, _, regions = flow
-    dense, fused = provenance.dense, regions.fused
+    dense, fused, sizes = provenance.dense, regions.fused, graph.sizes
     root = list(range(len(graph.avals)))  # per fused value, the one join that it is computed from
     later: dict[int, Any] = {}
+    whole: dict[int, bool] = {}  # per join, whether it is more than of parts of arrays
+    curved: set[int] = set()
     for node in graph.nodes:
         is_joined = node.role in ARITHMETIC and union(dense, node.outs)
         for value, parts in read_for_results(node) if is_joined else ():
@@ -217,9 +225,14 @@ def _find_shared(flow: Dataflow) -> set[int]:
             if len(roots) == 1:
                 (root[value],) = roots
                 if any(regions.is_far(value, r) for r in graph.readers[value]):
-                    later[root[value]] = later.get(root[value], 0) + graph.sizes[value]
-    shared = [v for v, size in later.items() if fused[v] and is_smaller(graph.sizes[v], size)]
-    return {_whole_sum(graph, provenance, v) for v in shared}
+                    later[root[value]] = later.get(root[value], 0) + sizes[value]
+                if node.trait in COSTLY and not is_smaller(sizes[value], sizes[root[value]]):
+                    curved |= {v for v in roots if whole.get(v) and made[v] & LINEAR}
+            else:
+                cut = (is_smaller(2 * sizes[value], sizes[v]) for v in roots)
+                whole[value] = any(whole.get(v, not c) for v, c in zip(roots, cut, strict=True))
+    shared = [v for v, size in later.items() if fused[v] and is_smaller(sizes[v], size)]
+    return {_whole_sum(graph, provenance, v) for v in {*shared, *curved}}
 
 
 def _whole_sum(graph: Graph, provenance: Provenance, value: int) -> int:

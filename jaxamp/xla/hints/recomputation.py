@@ -94,7 +94,7 @@ class Recomputation:
         reads_fused = node.role is Role.REDUCE and any(map(self._is_handed_on, node.ins))
         for value in node.outs:
             if self.graph.is_float32[value]:
-                is_saved = is_statistic or self._is_stored(value)
+                is_saved = is_statistic or self._is_stored(node, value)
                 if is_saved and value not in self._side_by_side:
                     self.saved.add(value)
             if not (is_statistic or is_found or is_ahead or reads_fused) and self._is_cheap(value):
@@ -171,13 +171,14 @@ class Recomputation:
                     found.update(node.outs)
         return found
 
-    def _is_stored(self, value: int) -> bool:
+    def _is_stored(self, node: Node, value: int) -> bool:
         """Return whether a narrow value is read both at its own level and at later ones."""
         if not is_narrow(self.stored[value]) or value in self.exact_narrow:
             return False
         levels = self._groups.levels
         readers = {levels[r.outs[0]] for r in self.graph.readers[value] if r.outs}
-        return levels[value] in readers and len(readers) > 1
+        is_computed = node.role is Role.ELEMENTWISE
+        return levels[value] in readers and (is_computed or len(readers) > 1)
 
 
 _MOST_PARTS = 32

@@ -62,6 +62,7 @@ def test_cotangents_of_many_readers_lose_no_more_than_products_do(
     assert jnp.linalg.norm(found - exact) < 2 * jnp.linalg.norm(rounded - exact)
 
 
+@pytest.mark.feature("xla")
 def test_what_many_read_is_saved_once() -> None:
     """Beside it the products whose `tanh` is computed again: its own, and one of each reader."""
     _, backward = jax.vjp(amp(heads), W, X)

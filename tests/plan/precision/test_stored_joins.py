@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxamp import Precision, plan_of
+from jaxamp import Precision, amp, plan_of
+from tests.numerics.oracle import products_rounded
 
 X, W, BIAS = (np.ones(shape, np.float32) for shape in [(4, 16, 32), (2, 32, 32), (32,)])
 
@@ -178,3 +179,83 @@ def test_what_a_matrix_multiplies_as_well_is_stored() -> None:
     decisions = plan_of(scored, "auto_mixed_bf16")(*arrays).decisions()
     (made,) = (d for d in decisions if d.primitive == "select_n")
     assert made.output is Precision.BF16, made.reason
+
+
+def _softmax_of_a_sum(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Scores by content and by place, as of Transformer-XL (Dai et al. 2019)."""
+    return jax.nn.softmax(x @ w[0] + jnp.roll(x @ w[1], 1, -1)) @ w[0]
+
+
+def _norm_of_a_sum(w: jax.Array, x: jax.Array) -> jax.Array:
+    z = x @ w[0] + (x * 2) @ w[1]
+    return (z - z.mean(-1, keepdims=True)) * jax.lax.rsqrt(z.var(-1, keepdims=True) + 1e-5) @ w[0]
+
+
+def _gates_of_sums(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Gates of a recurrence: parts of two products, of which other kernels read the other parts."""
+    a, b = jnp.split(x @ w[0], 4, -1), jnp.split((x * 2) @ w[1], 4, -1)
+    return sum(jnp.tanh(c + d) for c, d in zip(a, b, strict=True)) @ w[0, :8]
+
+
+def _parts_of_a_sum(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Gates of an LSTM, which a loop keeps as they are."""
+    return sum(map(jnp.tanh, jnp.split(x @ w[0] + (x * 2) @ w[1], 4, -1))) @ w[0, :8]
+
+
+@pytest.mark.parametrize(
+    ("fn", "is_stored"),
+    [
+        (_softmax_of_a_sum, True),
+        (_norm_of_a_sum, True),
+        (_gates_of_sums, False),
+        (_parts_of_a_sum, False),
+    ],
+)
+def test_a_sum_of_arrays_that_a_curve_reads_is_stored(
+    fn: Callable[[jax.Array, jax.Array], jax.Array], is_stored: bool
+) -> None:
+    """Its derivative, and a norm's later passes, then read one array in place of several."""
+    decisions = plan_of(lambda w, x: jnp.tanh(fn(w, x)), "auto_mixed_bf16")(W, X).decisions()
+    first = next(d for d in decisions if d.primitive == "add")
+    assert (first.output is Precision.BF16) == is_stored, first.reason
+
+
+def _normalized(curve: Callable[[jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    def layer(w: jax.Array, x: jax.Array) -> jax.Array:
+        y = curve(x @ w[0])
+        y = (y - y.mean((0, 1))) * jax.lax.rsqrt(y.var((0, 1)) + 1e-5)
+        return y @ w[1]
+
+    return layer
+
+
+CURVES = {"gelu": jax.nn.gelu, "silu": jax.nn.silu, "tanh": jnp.tanh, "softplus": jax.nn.softplus}
+
+
+@pytest.mark.parametrize(
+    ("curve", "is_stored"), [("gelu", True), ("silu", True), ("tanh", False), ("softplus", False)]
+)
+def test_what_a_curve_gates_is_stored_before_a_norm_of_channels(
+    curve: str, is_stored: bool
+) -> None:
+    """XLA stores the curve in float32 for the sums; but a rounded bound would lose what varies."""
+    program = plan_of(_normalized(CURVES[curve]), "auto_mixed_bf16")(W, X)
+    products = [d for d in program.decisions() if d.primitive == "mul"]
+    made = [d for d in products if d.output is Precision.BF16]  # the norm's result is one
+    assert len(made) == 1 + is_stored, [(d.primitive, d.reason) for d in made]
+
+
+@pytest.mark.parametrize("policy", ["auto_mixed_bf16", "auto_mixed"])
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("mean", [0, 30])
+def test_a_norm_of_what_a_curve_gates_is_as_accurate_as_rounded_products(
+    curve: str, mean: float, policy: str
+) -> None:
+    """Of channels far from zero the products' own rounding is as large."""
+    w, x = (np.random.default_rng(0).normal(size=a.shape).astype(np.float32) for a in (W, X))
+    low = jnp.bfloat16 if policy == "auto_mixed_bf16" else jnp.float16
+    fn = _normalized(CURVES[curve])
+    shifted = jnp.concatenate([w[:1] + (mean / 32) * np.sign(x[:1, :1].T), w[1:]])
+    exact = jax.jit(fn)(shifted, x)
+    allowed = 2 * np.linalg.norm(jax.jit(products_rounded(fn, low))(shifted, x) - exact)
+    assert np.linalg.norm(jax.jit(amp(fn, policy))(shifted, x) - exact) <= allowed
