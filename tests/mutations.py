@@ -114,6 +114,24 @@ MUTATIONS = (
     ),
     Mutation(
         "plan/precision/stored_joins.py",
+        "{*shared, *curved}",
+        "{*shared}",
+        "tests/plan/precision/test_stored_joins.py",
+    ),
+    Mutation(
+        "plan/precision/stored_joins.py",
+        "if self.made[value] & LINEAR:",
+        "if False:",
+        "tests/plan/precision/test_stored_joins.py",
+    ),
+    Mutation(
+        "plan/conditioning/rescaled_products.py",
+        "return scales.keys() if scaled else _NONE",
+        "return {value} if scaled else _NONE",
+        "tests/plan/conditioning/test_rescaled_products.py",
+    ),
+    Mutation(
+        "plan/precision/stored_joins.py",
         "] = _ROWS",
         "] = node.outs[0]",
         "tests/plan/dataflow/test_repeated_gathers.py",
