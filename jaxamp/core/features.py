@@ -89,7 +89,7 @@ class Work:
       name: of a traced program, the same with more scopes, which rules and reports read.
       replace: functions of a traced program and a policy, which replace regions of one kind each.
       kinds: of regions that it replaces, each with why a program has none.
-      elsewhere: of a plan, regions that it would replace under another policy or on another device.
+      elsewhere: of a plan, its program as another policy or device would have it replaced.
       keep: of a ``plan.graph.graph.Graph`` and its known values, the products that are not to be
         rounded, each with its ``Constraint``.
       choose: of a ``plan.findings.Draft``, new choices for some nodes, after the core's.
@@ -106,7 +106,7 @@ class Work:
     name: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None
     replace: tuple[Callable[[ClosedJaxpr, Any], Replaced], ...] = ()
     kinds: Mapping[str, str] = field(default_factory=dict)
-    elsewhere: Callable[[Any], Iterable[Outcome]] | None = None
+    elsewhere: Callable[[Any], Replaced] | None = None
     keep: Callable[[Any, Any], Mapping[Any, Any]] | None = None
     choose: Callable[[Any], Mapping[Any, Any]] | None = None
     steer: Callable[[Any], Any] | None = None

@@ -268,9 +268,9 @@ def report(
 
 
 def _regions_of(plan: Plan) -> tuple[Outcome, ...]:
-    """Return the regions of a program: where none of a kind is replaced, also those of others."""
-    others = [o for work in works() if work.elsewhere for o in work.elsewhere(plan)]
-    return (*_once(plan.found), *plan.refused, *_once(others))
+    """Return the regions of a program, and those that another policy or device would replace."""
+    others = (work.elsewhere(plan) for work in works() if work.elsewhere)
+    return tuple(o for of in (plan, *others) for o in (*_once(of.found), *of.refused))
 
 
 def _once(found: Sequence[Outcome]) -> Sequence[Outcome]:

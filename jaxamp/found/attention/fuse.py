@@ -50,13 +50,15 @@ def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
     return replace_regions(closed, _Attentions(policy, kernels)) if kernels else Replaced(closed)
 
 
-def fused_elsewhere(plan: Plan) -> tuple[Outcome, ...]:
-    """Return what other kernels would run, if these run nothing, and why they do not run it."""
+def fused_elsewhere(plan: Plan) -> Replaced:
+    """Return what other kernels would run if these know of none, and why they do not run it."""
     if any(outcome.kind == KIND for outcome in (*plan.found, *plan.refused)):
-        return ()
+        return Replaced(plan.jaxpr)
     policy, obstacle = _for_every_kernel(plan.policy)
-    _, found, refused = fuse_attention(plan.jaxpr, policy)
-    return (*(dataclasses.replace(o, obstacle=obstacle) for o in found), *refused)
+    fused = fuse_attention(plan.jaxpr, policy)
+    return fused._replace(
+        found=tuple(dataclasses.replace(o, obstacle=obstacle) for o in fused.found)
+    )
 
 
 def _for_every_kernel(policy: PrecisionPolicy) -> tuple[PrecisionPolicy, str]:

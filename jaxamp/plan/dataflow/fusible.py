@@ -36,7 +36,7 @@ def _is_fusible(
     if regions.kernels[node.index] or not regions.bias_sums.isdisjoint(node.outs):
         return False
     is_sent = node.trait in _BETWEEN_DEVICES
-    if node.name == "reshard":  # to another context of the mesh, or not even that
+    if node.name == "reshard":  # which may leave an array where it is
         is_sent = not jax_compat.lie_alike(graph.avals[node.ins[0]], graph.avals[node.outs[0]])
     if is_sent or node.name in _NEVER_FUSED or node.eqn.effects:
         return False

@@ -17,7 +17,7 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import forward, mark, union
 
 LINEAR = 1  # a result of Compute, or linear in such
-BOUNDED = 2  # a bounded curve, or the square of one, shifted or scaled: see `_cancels`
+BOUNDED = 2  # a bounded curve, or the square of one, shifted or scaled
 LOGARITHM = 4  # of a statistic: what is less by it is a logarithm of probabilities, and not linear
 PROPAGATED = 8  # made of a product of a backward pass
 

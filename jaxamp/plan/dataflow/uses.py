@@ -68,7 +68,8 @@ def find_uses(
     """Sweep backward until nothing changes; more than once only where a loop feeds back.
 
     What is `repeated` decides when a loop stops, as it did the first time. Without `no_gain` all
-    values count as read by Compute.
+    values count as read by Compute. A carry of an outermost loop whose result no Compute reads
+    keeps its dtype, and from then on counts so: `keeps_dtype` of it is written.
     """
     bits = bytearray(len(graph.avals))
     if not no_gain:

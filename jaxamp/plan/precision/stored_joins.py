@@ -204,11 +204,11 @@ class _Joins:
 
 
 def _find_shared(flow: Dataflow, made: bytearray) -> set[int]:
-    """Return joins smaller than all that later kernels read of what is computed from them alone.
+    """Return joins that are stored for what is computed from them alone.
 
-    A norm of a sum reads the sum three times, and once more in the backward pass. A curve's
-    derivative reads its argument: one array, where that adds up several of a residual stream, and
-    all of it is read.
+    They are smaller than all that later kernels read of that: a norm of a sum reads the sum three
+    times, and once more in the backward pass. Or a curve is taken of all of a join of a residual
+    stream: its derivative then reads that one array in place of several.
     """
     graph, provenance, _, regions = flow
     dense, fused, sizes = provenance.dense, regions.fused, graph.sizes
@@ -217,20 +217,22 @@ def _find_shared(flow: Dataflow, made: bytearray) -> set[int]:
     whole: dict[int, bool] = {}  # per join, whether it is more than of parts of arrays
     curved: set[int] = set()
     for node in graph.nodes:
-        is_joined = node.role in ARITHMETIC and union(dense, node.outs)
-        for value, parts in read_for_results(node) if is_joined else ():
+        is_found = node.role in ARITHMETIC and union(dense, node.outs)
+        for value, parts in read_for_results(node) if is_found else ():
             if not (dense[value] and fused[value]):
                 continue
             roots = {root[v] for v in parts if dense[v] and _is_large(graph, v, value)}
             if len(roots) == 1:
-                (root[value],) = roots
+                (join,) = roots
+                root[value] = join
                 if any(regions.is_far(value, r) for r in graph.readers[value]):
-                    later[root[value]] = later.get(root[value], 0) + sizes[value]
-                if node.trait in COSTLY and not is_smaller(sizes[value], sizes[root[value]]):
-                    curved |= {v for v in roots if whole.get(v) and made[v] & LINEAR}
+                    later[join] = later.get(join, 0) + sizes[value]
+                is_stream = whole.get(join, False) and made[join] & LINEAR
+                if is_stream and node.trait in COSTLY and not is_smaller(sizes[value], sizes[join]):
+                    curved.add(join)
             else:
-                cut = (is_smaller(2 * sizes[value], sizes[v]) for v in roots)
-                whole[value] = any(whole.get(v, not c) for v, c in zip(roots, cut, strict=True))
+                double = 2 * sizes[value]
+                whole[value] = any(whole.get(v, not is_smaller(double, sizes[v])) for v in roots)
     shared = [v for v, size in later.items() if fused[v] and is_smaller(sizes[v], size)]
     return {_whole_sum(graph, provenance, v) for v in {*shared, *curved}}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 
 from jaxamp.plan.dataflow.fused_groups import Groups, Indices, find_root, operands_of
+from jaxamp.plan.graph.consumers import closure
 from jaxamp.plan.graph.graph import Frame, Nest, Role, nodes_of
 from jaxamp.plan.precision.operand_reads import OperandReads
 
@@ -84,9 +85,8 @@ class _Joiner:
 
     def _recomputed(self, unit: Sequence[int]) -> set[int]:
         """Return the equations of other groups that a unit recomputes."""
-        maker, found, new = self.maker, set(unit), set(unit)
-        while new:
-            read = [v for index in new for v in operands_of(self.sites[index])]
-            new = {maker[v] for v in read if v in maker} - found
-            found |= new
-        return found.difference(unit)
+
+        def makers(index: int) -> list[int]:
+            return [self.maker[v] for v in operands_of(self.sites[index]) if v in self.maker]
+
+        return closure(unit, makers) - set(unit)

@@ -23,6 +23,7 @@ from jaxamp.plan.decision import (
     Reading,
 )
 from jaxamp.plan.findings import Groupings, Outline, Precisions
+from jaxamp.plan.graph.consumers import closure
 
 
 class Outliner(Outline):
@@ -166,12 +167,12 @@ def _with_recomputed(
     decisions: Sequence[Decision], group: Sequence[int], again: Mapping[Var, int]
 ) -> list[int]:
     """Return the equations of a group, after those of earlier groups that it recomputes."""
-    found, new = set(group), set(group)
-    while new:
-        read = [v for index in new for v in decisions[index].eqn.invars if isinstance(v, Var)]
-        new = {again[v] for v in read if v in again} - found
-        found |= new
-    return [*sorted(found.difference(group)), *group]
+
+    def makers(index: int) -> list[int]:
+        read = decisions[index].eqn.invars
+        return [again[v] for v in read if isinstance(v, Var) and v in again]
+
+    return [*sorted(closure(group, makers) - set(group)), *group]
 
 
 def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[int]:

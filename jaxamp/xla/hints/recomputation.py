@@ -172,7 +172,10 @@ class Recomputation:
         return found
 
     def _is_stored(self, node: Node, value: int) -> bool:
-        """Return whether a narrow value is read both at its own level and at later ones."""
+        """Return whether a narrow value is in memory for readers at its own level.
+
+        What is only moved for those, and for none later, is moved again.
+        """
         if not is_narrow(self.stored[value]) or value in self.exact_narrow:
             return False
         levels = self._groups.levels
