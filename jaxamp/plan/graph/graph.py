@@ -41,6 +41,9 @@ class Role:
     LINK = "link"
 
 
+_COMPUTING = (Role.ELEMENTWISE, Role.CONTRACT, Role.MERGE)  # and move nothing
+
+
 class Link:
     """Kind of a `LINK` node, in words."""
 
@@ -70,9 +73,10 @@ class Node:
       op: the primitive's entry in the table, if there is one.
       index: its position in the graph.
       multiplies: whether it is a product of matrices, or an outer one: an elementwise role.
-      moves: pairs of an operand and the result that it becomes, of a node that moves values. With
-        as many operands as results these correspond one to one (an `optimization_barrier`); else
-        the first operand moves, and the others are indices (of a `gather`).
+      moves: pairs of an operand and the result that it becomes, of a node that moves or reduces
+        values. With as many operands as results these correspond one to one (an
+        `optimization_barrier`); else the first operand moves, and the others are indices (of a
+        `gather`).
     """
 
     __slots__ = (
@@ -98,9 +102,10 @@ class Node:
         self.semantics = UNKNOWN if op is None else op.semantics
         self.index = -1
         self.multiplies = role is Role.CONTRACT or self.name == "dot_general"
-        paired = len(ins) == len(outs)
-        moving = ins if paired else ins[:1] * len(outs)
-        self.moves: tuple[tuple[int, int], ...] = tuple(zip(moving, outs, strict=False))
+        self.moves: tuple[tuple[int, int], ...] = ()
+        if role not in _COMPUTING:
+            moving = ins if len(ins) == len(outs) else ins[:1] * len(outs)
+            self.moves = tuple(zip(moving, outs, strict=False))
 
     @property
     def is_elementwise(self) -> bool:
