@@ -9,14 +9,20 @@ them is no more than what attention scores tolerate.
 from __future__ import annotations
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.graph.consumers import closure
-from jaxamp.plan.graph.graph import Graph, Node, is_smaller
+from jaxamp.plan.graph.consumers import closure, read_for_results
+from jaxamp.plan.graph.graph import Graph, Link, Node, is_smaller
 from jaxamp.plan.graph.sweeps import backward, mark, union
 
 
 def outweighs_operands(graph: Graph, node: Node) -> bool:
-    """Return whether a contraction's result is known to be larger than its operands together."""
-    return is_smaller(sum(graph.sizes[v] for v in node.ins), graph.sizes[node.outs[0]])
+    """Return whether a contraction's result is known to be larger than its operands together.
+
+    What is the same in each iteration of a loop, as the matrix of a loss in chunks, is none of
+    these: the results of all iterations together are compared with it outside.
+    """
+    invariants = {link.outs[0] for link in graph.named.get("", ()) if link.link is Link.INVARIANT}
+    own = [v for v in node.ins if graph.origin(v) not in invariants]
+    return is_smaller(sum(graph.sizes[v] for v in own), graph.sizes[node.outs[0]])
 
 
 def _maps(node: Node) -> bool:
@@ -51,8 +57,12 @@ def is_shift_invariant(graph: Graph, value: int) -> bool:
             shifted = True
         elif node.trait is Trait.EXTREMUM and (reads_rows or reads_extremes):
             extremes.update(node.outs)
-        elif _maps(node) and (reads_rows or reads_extremes):
-            (rows if reads_rows else extremes).update(node.outs)
+        elif _maps(node):
+            for out, read in read_for_results(node):
+                if not rows.isdisjoint(read):
+                    rows.add(out)
+                elif not extremes.isdisjoint(read):
+                    extremes.add(out)
         elif reads_rows:
             return False
     return shifted and rows.isdisjoint(graph.outputs | graph.onward)

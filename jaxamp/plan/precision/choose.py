@@ -272,8 +272,8 @@ class Chooser:
         if self._may_overflow(low):
             return False  # logits in f32
         graph, out = self.graph, node.outs[0]
-        is_large = outweighs_operands(graph, node)
-        return is_large and bool(self._compared[out]) and is_shift_invariant(graph, out)
+        is_read_so = bool(self._compared[out]) and is_shift_invariant(graph, out)
+        return is_read_so and outweighs_operands(graph, node)
 
     @functools.cached_property
     def _compared(self) -> bytearray:

@@ -83,6 +83,27 @@ def test_a_loss_alone_reads_rounded_logits(
     assert {d.output for d in decisions if d.kind is OpKind.COMPUTE} == {stored}
 
 
+def by_hand(x: jax.Array, w: jax.Array) -> jax.Array:
+    """A loss in chunks as people write it."""
+    chunks = x.reshape(-1, 4, WIDTH), LABELS.reshape(-1, 4)
+    losses = jax.lax.map(
+        lambda chunk: optax.softmax_cross_entropy_with_integer_labels(chunk[0] @ w, chunk[1]),
+        chunks,
+    )
+    return losses.mean()
+
+
+@pytest.mark.parametrize("name", [*NARROW, "by hand"])
+def test_in_chunks_too(name: str, args: tuple[jax.Array, jax.Array]) -> None:
+    """The matrix, larger than logits of a chunk, is the same for all of them."""
+    head, policy = NARROW.get(name, by_hand), BF16.replace(loss_in_chunks=name in NARROW)
+    plan = plan_of(head, policy)(*args)
+    assert len(plan.found) == (name in NARROW)
+    (product,) = [d for d in plan.decisions() if d.kind is OpKind.COMPUTE]
+    assert product.eqn.outvars[0].aval.size < args[1].size
+    assert product.output is Precision.BF16
+
+
 @pytest.mark.product
 @pytest.mark.parametrize("name", NARROW)
 def test_gradients_are_as_good_as_those_of_the_differentiated_program(
