@@ -18,19 +18,12 @@ from jaxamp.compiled.traffic import WORDS, kernels
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Modelled seconds.
+    """Modelled seconds."""
 
-    Attributes:
-      seconds: of the whole program.
-      by_memory: of the kernels that wait for memory.
-      by_products: of those that wait for the matrix units.
-      by_starts: of starting and ending kernels.
-    """
-
-    seconds: float
-    by_memory: float
-    by_products: float
-    by_starts: float = 0.0
+    seconds: float  # of the whole program
+    by_memory: float  # of the kernels that wait for memory
+    by_products: float  # of those that wait for the matrix units
+    by_starts: float = 0.0  # of starting and ending kernels
 
 
 def roofline(module: Module, target: Target) -> Roofline:

@@ -16,45 +16,30 @@ _TERA = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """Shares of the published numbers that kernels reach, and the time that each costs besides.
+    """Shares of the published numbers that kernels reach, and the time that each costs besides."""
 
-    Attributes:
-      bandwidth: share of the memory's bandwidth.
-      products: share of the rate of matrix products.
-      start: seconds that each kernel takes besides: to be started, to fill the chip and to end.
-    """
-
-    bandwidth: float = 1.0
-    products: float = 1.0
+    bandwidth: float = 1.0  # share of the memory's bandwidth
+    products: float = 1.0  # share of the rate of matrix products
+    # Seconds that each kernel takes besides: to be started, to fill the chip and to end.
     start: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One device as JAX sees it.
+    """One device as JAX sees it."""
 
-    Attributes:
-      name: the word for it.
-      title: what it is.
-      bandwidth: of its memory, bytes per second, as published.
-      rates: of dense matrix products, FLOPs per second by precision of the operands, as published.
-      highest: how many times slower an f32 product is that must not be rounded first.
-      gpu: the compute capability of a GPU.
-      description: what the compiler must be told of a GPU, which it reads from a driver elsewhere.
-      topology: how the compiler calls it.
-      kind: JAX's word for a TPU, the ``device_kind`` of its devices.
-      reached: what kernels reach of `bandwidth` and `rates`; all of it where nothing was timed.
-    """
-
-    name: str
-    title: str
-    bandwidth: float
+    name: str  # the word for it
+    title: str  # what it is
+    bandwidth: float  # of its memory, bytes per second, as published
+    # Of dense matrix products, FLOPs per second by precision of the operands, as published.
     rates: Mapping[str, float] = field(hash=False)
-    highest: float
-    gpu: tuple[int, int] | None = None
+    highest: float  # how many times slower an f32 product is that must not be rounded first
+    gpu: tuple[int, int] | None = None  # the compute capability of a GPU
+    # What the compiler must be told of a GPU, which it reads from a driver elsewhere.
     description: str = ""
-    topology: str = "1x1x1"
-    kind: str = ""
+    topology: str = "1x1x1"  # how the compiler calls it
+    kind: str = ""  # JAX's word for a TPU, the ``device_kind`` of its devices
+    # What kernels reach of `bandwidth` and `rates`; all of it where nothing was timed.
     reached: Reached = Reached()
 
     @property

@@ -19,27 +19,16 @@ from jaxamp.core.formats import Precision
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A region that a feature replaces, or does not and why; each kind may say more of its own.
+    """A region that a feature replaces, or does not and why; each kind may say more of its own."""
 
-    Attributes:
-      kind: what it is, such as ``"attention"``.
-      scope: where it is, as the user wrote it.
-      source: ``file:line (function)`` of the user's code.
-      obstacle: why it stays as it is written; empty if it does not.
-      forward: whether its forward pass is computed here.
-      backward: whether its cotangents are computed here.
-      saved: bytes that are not stored; 0 where that is not known.
-      slower: the predicted time of the program, against that without.
-    """
-
-    kind: str
-    scope: str
-    source: str
-    obstacle: str = ""
-    forward: bool = True
-    backward: bool = True
-    saved: int = 0
-    slower: float = 1.0
+    kind: str  # what it is, such as ``"attention"``
+    scope: str  # where it is, as the user wrote it
+    source: str  # ``file:line (function)`` of the user's code
+    obstacle: str = ""  # why it stays as it is written; empty if it does not
+    forward: bool = True  # whether its forward pass is computed here
+    backward: bool = True  # whether its cotangents are computed here
+    saved: int = 0  # bytes that are not stored; 0 where that is not known
+    slower: float = 1.0  # the predicted time of the program, against that without
 
 
 class Replaced(NamedTuple):
@@ -65,82 +54,66 @@ class Form(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyField:
-    """A field that a feature adds to policies: ``policy.NAME``, ``policy.replace(NAME=...)``.
-
-    Attributes:
-      name: its name.
-      default: its value in policies that do not say.
-      read: of what a user gives and the present value, the value to keep, which is hashable;
-        raises ``PolicyError``.
-      from_data: reads what JSON holds, of which ``read`` makes the value.
-    """
+    """A field that a feature adds to policies: ``policy.NAME``, ``policy.replace(NAME=...)``."""
 
     name: str
-    default: Any
+    default: Any  # its value in policies that do not say
+    # Of what a user gives and the present value, the value to keep, which is hashable; raises
+    # ``PolicyError``.
     read: Callable[[Any, Any], Any]
+    # Reads what JSON holds, of which ``read`` makes the value.
     from_data: Callable[[Any], Any] = lambda data: data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Contributions to planning and rewriting, each of which may be left out.
+    """Contributions to planning and rewriting, each of which may be left out."""
 
-    Attributes:
-      name: of a traced program, the same with more scopes, which rules and reports read.
-      replace: functions of a traced program and a policy, which replace regions of one kind each.
-      kinds: of regions that it replaces, each with why a program has none.
-      elsewhere: of a plan, its program as another policy or device would have it replaced.
-      keep: of a ``plan.graph.graph.Graph`` and its known values, the products that are not to be
-        rounded, each with its ``Constraint``.
-      choose: of a ``plan.findings.Draft``, new choices for some nodes, after the core's.
-      steer: of the ``plan.findings.Findings``, hints for a compiler; one feature has them.
-      emitter: of a policy, the ``rewrite.emitter.Emitter`` of such hints, by that feature.
-      rules: rewrite rules by name of primitive.
-      forms: rewrite rules by type of ``Choice.form``, in place of the primitive's.
-      idle: of a plan and its program's name, words about parts of the policy without effect.
-      advise: of a compiler's error and a function that plans the call again, a note for the error.
-      verify: of a function, a policy and a chip's name or ``None``, a function of the arguments to
-        what a compiler has made of the forms: a dataclass with ``lines``.
-    """
-
+    # Of a traced program, the same with more scopes, which rules and reports read.
     name: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None
+    # Functions of a traced program and a policy, which replace regions of one kind each.
     replace: tuple[Callable[[ClosedJaxpr, Any], Replaced], ...] = ()
+    # Of regions that it replaces, each with why a program has none.
     kinds: Mapping[str, str] = field(default_factory=dict)
+    # Of a plan, its program as another policy or device would have it replaced.
     elsewhere: Callable[[Any], Replaced] | None = None
+    # Of a ``plan.graph.graph.Graph`` and its known values, the products that are not to be rounded,
+    # each with its ``Constraint``.
     keep: Callable[[Any, Any], Mapping[Any, Any]] | None = None
+    # Of a ``plan.findings.Draft``, new choices for some nodes, after the core's.
     choose: Callable[[Any], Mapping[Any, Any]] | None = None
+    # Of the ``plan.findings.Findings``, hints for a compiler; one feature has them.
     steer: Callable[[Any], Any] | None = None
+    # Of a policy, the ``rewrite.emitter.Emitter`` of such hints, by that feature.
     emitter: Callable[[Any], Any] | None = None
+    # Rewrite rules by name of primitive.
     rules: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    # Rewrite rules by type of ``Choice.form``, in place of the primitive's.
     forms: Mapping[type, Callable[..., Any]] = field(default_factory=dict)
+    # Of a plan and its program's name, words about parts of the policy without effect.
     idle: Callable[[Any, str], Iterable[str]] | None = None
+    # Of a compiler's error and a function that plans the call again, a note for the error.
     advise: Callable[[Exception, Callable[[], Any]], str] | None = None
+    # Of a function, a policy and a chip's name or ``None``, a function of the arguments to what a
+    # compiler has made of the forms: a dataclass with ``lines``.
     verify: Callable[[Any, Any, str | None], Callable[..., Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """Contributions of a folder beside the core.
+    """Contributions of a folder beside the core."""
 
-    Attributes:
-      name: of its folder.
-      fields: fields that it adds to policies.
-      formats: formats of Compute that it computes, beside the core's.
-      presets: makes policies that have names, once the fields are known.
-      check: refuses a policy that cannot be computed.
-      wrap: of a function and its settings, what `amp` returns instead of its own; ``None`` if not.
-      screens: imports the screens of values.
-      work: imports what it does to programs.
-    """
-
-    name: str
-    fields: tuple[PolicyField, ...] = ()
+    name: str  # of its folder
+    fields: tuple[PolicyField, ...] = ()  # fields that it adds to policies
+    # Formats of Compute that it computes, beside the core's.
     formats: frozenset[Precision] = frozenset()
+    # Makes policies that have names, once the fields are known.
     presets: Callable[[], Iterable[Any]] = tuple
-    check: Callable[[Any], None] = lambda policy: None
+    check: Callable[[Any], None] = lambda policy: None  # refuses a policy that cannot be computed
+    # Of a function and its settings, what `amp` returns instead of its own; ``None`` if not.
     wrap: Callable[[Any, Any], Any] = lambda fn, settings: None
-    screens: Callable[[], Any] | None = None
-    work: Callable[[], Work] = Work
+    screens: Callable[[], Any] | None = None  # imports the screens of values
+    work: Callable[[], Work] = Work  # imports what it does to programs
 
 
 _FEATURES: dict[str, Feature] = {}

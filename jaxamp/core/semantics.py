@@ -43,25 +43,18 @@ class Pole(Word):
 
 @dataclass(frozen=True, slots=True)
 class Semantics:
-    """Arithmetic of a primitive that is elementwise, reduces or orders.
+    """Arithmetic of a primitive that is elementwise, reduces or orders."""
 
-    Attributes:
-      linear: in which operands the result is linear.
-      rounding: effect on a relative rounding of the operands.
-      range: where the result lies, given where the operands do. A reduction gets the number of its
-        terms beside its operand, and `integer_pow` its power.
-      pole: where the function is singular.
-      decays: whether the result may be below the range of float16 though its operands are not.
-      whole: whether the result is a whole number if all operands are.
-      periodic: whether the result is the same whenever the first operand grows by some number.
-    """
-
-    linear: Linear
-    rounding: Rounding
+    linear: Linear  # in which operands the result is linear
+    rounding: Rounding  # effect on a relative rounding of the operands
+    # Where the result lies, given where the operands do. A reduction gets the number of its terms
+    # beside its operand, and `integer_pow` its power.
     range: Transfer = anywhere
-    pole: Pole = Pole.NONE
+    pole: Pole = Pole.NONE  # where the function is singular
+    # Whether the result may be below the range of float16 though its operands are not.
     decays: bool = False
-    whole: bool = False
+    whole: bool = False  # whether the result is a whole number if all operands are
+    # Whether the result is the same whenever the first operand grows by some number.
     periodic: bool = False
 
 

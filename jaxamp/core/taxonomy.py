@@ -138,25 +138,21 @@ class Trait(Word):
 class Op:
     """One line of the table.
 
-    Attributes:
-      kind: the kind whose precision a policy gives to the primitive.
-      trait: what its arithmetic does.
-      dtype_params: equation parameters that fix a float dtype (a dtype, an aval, a typed jaxpr or
-        a thunk of one), which a rewrite rule of the primitive has to change. Those that
-        only ever hold integer dtypes (``index_dtype``) are not among them.
-      semantics: what it does to roundings, and where results lie. For primitives that neither are
-        elementwise nor reduce or order the trait is enough.
-      addends: of a contraction, per number of operands, the one that is added to its products.
-
     >>> lookup("iota")
     Op(kind=<OpKind.BOUNDARY: 'Boundary'>, trait=<Trait.GENERATOR: 'generator'>,
        dtype_params=('dtype',))
     """
 
-    kind: OpKind
-    trait: Trait
+    kind: OpKind  # the kind whose precision a policy gives to the primitive
+    trait: Trait  # what its arithmetic does
+    # Equation parameters that fix a float dtype (a dtype, an aval, a typed jaxpr or a thunk of
+    # one), which a rewrite rule of the primitive has to change. Those that only ever hold integer
+    # dtypes (``index_dtype``) are not among them.
     dtype_params: tuple[str, ...] = ()
+    # What it does to roundings, and where results lie. For primitives that neither are elementwise
+    # nor reduce or order the trait is enough.
     semantics: Semantics = field(default=UNKNOWN, repr=False, compare=False)
+    # Of a contraction, per number of operands, the one that is added to its products.
     addends: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
     def multiplied(self, operands: Sequence[Any]) -> Sequence[Any]:

@@ -17,13 +17,10 @@ from jaxamp.jaxprs.known_arrays import KnownArrays
 
 
 class Emission(Protocol):
-    """Emission of one region; whatever it is asked for is emitted once.
+    """Emission of one region; whatever it is asked for is emitted once."""
 
-    Attributes:
-      forward: arrays of the forward pass that the backward pass reads; may be set to those of one
-        that was emitted before.
-    """
-
+    # Arrays of the forward pass that the backward pass reads; may be set to those of one that was
+    # emitted before.
     forward: list[Any]
 
     def value(self, value: int) -> Any:
@@ -32,13 +29,9 @@ class Emission(Protocol):
 
 
 class Region(Protocol):
-    """A region that was found.
+    """A region that was found."""
 
-    Attributes:
-      outcome: what reports say of it.
-    """
-
-    outcome: Outcome
+    outcome: Outcome  # what reports say of it
 
     @property
     def made(self) -> frozenset[int]:
@@ -68,16 +61,12 @@ class Region(Protocol):
 
 
 class Kind(Protocol):
-    """Regions of one kind under one policy.
+    """Regions of one kind under one policy."""
 
-    Attributes:
-      crosses: whether a region may have its forward pass in one loop and its backward pass in the
-        next, see `found.pairs`.
-      parts: the words of equations without which a jaxpr holds no such region.
-    """
-
+    # Whether a region may have its forward pass in one loop and its backward pass in the next, see
+    # `found.pairs`.
     crosses: bool
-    parts: frozenset[str]
+    parts: frozenset[str]  # the words of equations without which a jaxpr holds no such region
 
     def word(self, eqn: JaxprEqn) -> str:
         """Return the word of an equation, one of `parts` if it may be such."""

@@ -20,14 +20,10 @@ from jaxamp.policy.rules import Rule
 
 
 class CotangentRounding(NamedTuple):
-    """A rounding of the cotangent of a sum or product, for activation and parameter alike.
+    """A rounding of the cotangent of a sum or product, for activation and parameter alike."""
 
-    Attributes:
-      precision: the precision that the cotangent is rounded to.
-      held: indices of the operands whose cotangent is read from behind the rounding's barrier.
-    """
-
-    precision: Precision
+    precision: Precision  # the precision that the cotangent is rounded to
+    # Indices of the operands whose cotangent is read from behind the rounding's barrier.
     held: tuple[int, ...]
 
 
@@ -39,24 +35,20 @@ class InputCast(NamedTuple):
 
 
 class OperandRead(NamedTuple):
-    """Read of one operand by an equation.
+    """Read of one operand by an equation."""
 
-    Attributes:
-      precision: the precision that it is cast to; ``None`` leaves it as it is.
-      own_cast: whether the equation makes a cast of its own rather than shares one. It does for a
-        boundary value, so that the cotangents of the casts are summed in f32; but contractions
-        share one where devices add up narrow gradients.
-      copy: the precision of the stored copy that is read, where the value itself is fused away;
-        ``None`` reads the value.
-      original: whether a contraction reads it uncast as well: it is differentiated with respect to
-        the uncast value, in f32.
-      sums_wide: whether cotangents of a narrow value are summed over its readers in f32.
-    """
-
-    precision: Precision | None
+    precision: Precision | None  # the precision that it is cast to; ``None`` leaves it as it is
+    # Whether the equation makes a cast of its own rather than shares one. It does for a boundary
+    # value, so that the cotangents of the casts are summed in f32; but contractions share one where
+    # devices add up narrow gradients.
     own_cast: bool = False
+    # The precision of the stored copy that is read, where the value itself is fused away; ``None``
+    # reads the value.
     copy: Precision | None = None
+    # Whether a contraction reads it uncast as well: it is differentiated with respect to the uncast
+    # value, in f32.
     original: bool = False
+    # Whether cotangents of a narrow value are summed over its readers in f32.
     sums_wide: bool = False
 
 
@@ -134,17 +126,11 @@ class EquationPlan:
 
 
 class Ground(NamedTuple):
-    """Explanation of a decision, in one of the places where the equation runs.
+    """Explanation of a decision, in one of the places where the equation runs."""
 
-    Attributes:
-      reason: the reason in one phrase.
-      guard: the guard that applied; ``None`` if none did.
-      scope: name stack of the equation, enclosing equations first.
-    """
-
-    reason: str
-    guard: Guard | None
-    scope: str
+    reason: str  # the reason in one phrase
+    guard: Guard | None  # the guard that applied; ``None`` if none did
+    scope: str  # name stack of the equation, enclosing equations first
 
 
 class Decision(NamedTuple):
@@ -260,25 +246,20 @@ class RematerializedInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JaxprPlan:
-    """The plan of one jaxpr in one context; equal contexts of one jaxpr share one object.
+    """The plan of one jaxpr in one context; equal contexts of one jaxpr share one object."""
 
-    Attributes:
-      inputs: per input, the precision that it arrives in; ``None`` where policies choose none.
-      decisions: one per equation, in order.
-      outputs: per result, the precision that it leaves in; ``None`` leaves it as it is.
-      unchanged: whether nothing in it is narrow, so that the jaxpr is emitted as it is.
-      steps: units to emit, in order: single equations by their index, and calls of fused groups.
-      rematerialized: inputs that are computed rather than read, as that costs less.
-      invariant_forms: of a loop's body: other forms of invariants that it gets beside them (see
-        ``assemble``); indices are those of its inputs.
-    """
-
+    # Per input, the precision that it arrives in; ``None`` where policies choose none.
     inputs: tuple[Precision | None, ...]
-    decisions: tuple[Decision, ...]
+    decisions: tuple[Decision, ...]  # one per equation, in order
+    # Per result, the precision that it leaves in; ``None`` leaves it as it is.
     outputs: tuple[Precision | None, ...]
-    unchanged: bool
+    unchanged: bool  # whether nothing in it is narrow, so that the jaxpr is emitted as it is
+    # Units to emit, in order: single equations by their index, and calls of fused groups.
     steps: tuple[int | FusionCall, ...]
+    # Inputs that are computed rather than read, as that costs less.
     rematerialized: tuple[RematerializedInput, ...] = ()
+    # Of a loop's body: other forms of invariants that it gets beside them (see ``assemble``);
+    # indices are those of its inputs.
     invariant_forms: tuple[InputCast, ...] = ()
 
     def walk(self) -> Iterator[Decision]:

@@ -34,44 +34,28 @@ Groupings = Sequence[Sequence[int]]  # by indices of equations
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """Precisions of a program so far, of which a pass makes new choices for some nodes.
-
-    Attributes:
-      policy: the policy.
-      flow: the program, where its values come from, what they are for, and which are fused.
-      hazards: what loses accuracy in a narrow format.
-      forced: what the user has decided.
-      stored: precision in which each value is stored, `None` where a policy has no say; a pass
-        updates it.
-      choices: what was chosen for each node; a pass leaves it as it is.
-    """
+    """Precisions of a program so far, of which a pass makes new choices for some nodes."""
 
     policy: PrecisionPolicy
+    # The program, where its values come from, what they are for, and which are fused.
     flow: Dataflow
-    hazards: Hazards
-    forced: Forced
+    hazards: Hazards  # what loses accuracy in a narrow format
+    forced: Forced  # what the user has decided
+    # Precision in which each value is stored, `None` where a policy has no say; a pass updates it.
     stored: list[Precision | None]
-    choices: Mapping[Node, Choice]
+    choices: Mapping[Node, Choice]  # what was chosen for each node; a pass leaves it as it is
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Findings(Draft):
-    """Precisions of a program as no pass changes them any more, and what follows from them.
+    """Precisions of a program as no pass changes them any more, and what follows from them."""
 
-    Attributes:
-      frame: the outermost jaxpr.
-      narrow: precision of stored activations, if it is narrow.
-      exact_narrow: values that stay narrow inside a fused group; see `exact.py`.
-      relu_signs: ReLU results whose sign alone is read; see `regions.py`.
-      readings: how each reader gets its operands.
-      groups: groups of equations that share a kernel; `None` if nothing is to be fused.
-    """
-
-    frame: Frame
-    narrow: Precision | None
-    exact_narrow: Set[int]
-    relu_signs: Set[int]
-    readings: OperandReads
+    frame: Frame  # the outermost jaxpr
+    narrow: Precision | None  # precision of stored activations, if it is narrow
+    exact_narrow: Set[int]  # values that stay narrow inside a fused group; see `exact.py`
+    relu_signs: Set[int]  # ReLU results whose sign alone is read; see `regions.py`
+    readings: OperandReads  # how each reader gets its operands
+    # Groups of equations that share a kernel; `None` if nothing is to be fused.
     groups: Groups | None
 
 
@@ -97,39 +81,32 @@ class Outline:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Steering:
-    """Compiler hints for one program; values and nodes are those of its graph.
+    """Compiler hints for one program; values and nodes are those of its graph."""
 
-    Attributes:
-      uses_barriers: whether roundings stored beside a float32 value stand behind a barrier.
-      barriers: values whose rounding does.
-      call_barriers: values of `barriers` whose barrier is outside of a call with a derivative rule
-        that returns them: JAX drops the body of such a call when it differentiates.
-      unbarriered: nodes that read values of `barriers` from before the barrier.
-      cotangent_roundings: per sum or product of an activation and a parameter: see `decision.py`.
-      label_gathers: gathers of single numbers, and their transposes, to emit as comparisons.
-      reversed_weights: reversals that read a rounding of their operand besides, and to what.
-      units: per jaxpr, the indices of equations that are emitted as one unit, which is recomputed
-        in the backward pass.
-      outline: what makes these units.
-      residuals: values inside a group that are residuals, rather than recomputed.
-      recomputed: values that a later group of the same jaxpr recomputes rather than reads.
-      relu_signs: results of a derivative rule that the rule itself rounds and saves; see
-        `regions.py`.
-      rematerialized: per jaxpr, the inputs that it computes itself rather than reads.
-      lone: checkpoints that need no barrier before what they recompute.
-    """
-
+    # Whether roundings stored beside a float32 value stand behind a barrier.
     uses_barriers: bool = False
-    barriers: Set[int] = frozenset()
+    barriers: Set[int] = frozenset()  # values whose rounding does
+    # Values of `barriers` whose barrier is outside of a call with a derivative rule that returns
+    # them: JAX drops the body of such a call when it differentiates.
     call_barriers: Set[int] = frozenset()
+    # Nodes that read values of `barriers` from before the barrier.
     unbarriered: Set[Node] = frozenset()
+    # Per sum or product of an activation and a parameter: see `decision.py`.
     cotangent_roundings: Mapping[int, CotangentRounding] = field(default_factory=dict)
+    # Gathers of single numbers, and their transposes, to emit as comparisons.
     label_gathers: Set[Node] = frozenset()
+    # Reversals that read a rounding of their operand besides, and to what.
     reversed_weights: Mapping[Node, Precision] = field(default_factory=dict)
+    # Per jaxpr, the indices of equations that are emitted as one unit, which is recomputed in the
+    # backward pass.
     units: Mapping[Frame, Groupings] = field(default_factory=dict)
-    outline: Outline = field(default_factory=Outline)
+    outline: Outline = field(default_factory=Outline)  # what makes these units
+    # Values inside a group that are residuals, rather than recomputed.
     residuals: Set[int] = frozenset()
+    # Values that a later group of the same jaxpr recomputes rather than reads.
     recomputed: Set[int] = frozenset()
+    # Results of a derivative rule that the rule itself rounds and saves; see `regions.py`.
     relu_signs: Set[int] = frozenset()
+    # Per jaxpr, the inputs that it computes itself rather than reads.
     rematerialized: Mapping[Frame, tuple[RematerializedInput, ...]] = field(default_factory=dict)
-    lone: Set[Nest] = frozenset()
+    lone: Set[Nest] = frozenset()  # checkpoints that need no barrier before what they recompute

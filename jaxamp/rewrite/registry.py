@@ -21,21 +21,16 @@ from jaxamp.rewrite.emitter import Emitter, emitter_of
 
 @dataclass(frozen=True, slots=True)
 class RewriteContext:
-    """State that rules share during one rewrite.
+    """State that rules share during one rewrite."""
 
-    Attributes:
-      policy: policy, also for derivative rules, which are planned when JAX traces them.
-      repeated: groups of equations that are emitted more than once.
-      rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
-      fused: functions that emit a group of equations, by the group and the types of its inputs.
-      emitter: emits what plans under the policy hint at.
-    """
-
+    # Policy, also for derivative rules, which are planned when JAX traces them.
     policy: PrecisionPolicy
-    repeated: frozenset[Fusion] = frozenset()
+    repeated: frozenset[Fusion] = frozenset()  # groups of equations that are emitted more than once
+    # Jaxprs already rewritten, by the plan that they follow (kept alive by the key).
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
+    # Functions that emit a group of equations, by the group and the types of its inputs.
     fused: dict[tuple[Fusion, tuple[Any, ...]], Callable[..., Any]] = field(default_factory=dict)
-    emitter: Emitter = field(init=False)
+    emitter: Emitter = field(init=False)  # emits what plans under the policy hint at
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "emitter", emitter_of(self.policy))
@@ -48,23 +43,16 @@ class RewriteContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleContext:
-    """One equation to emit, and all that its rule knows of it beside the operands.
+    """One equation to emit, and all that its rule knows of it beside the operands."""
 
-    Attributes:
-      rewrite: state shared by the whole rewrite.
-      eqn: the equation.
-      decision: the decision about it.
-      originals: for a contraction, per index of an operand that is the rounding of a boundary
-        value: that value, f32[...]. The contraction is differentiated with respect to it.
-      rounding: for an equation that moves a value and its rounding alike: the rounding.
-      invariant_forms: for a loop, one array for each of `EquationPlan.invariant_forms`.
-    """
-
-    rewrite: RewriteContext
+    rewrite: RewriteContext  # state shared by the whole rewrite
     eqn: JaxprEqn
     decision: Decision
+    # For a contraction, per index of an operand that is the rounding of a boundary value: that
+    # value, f32[...]. The contraction is differentiated with respect to it.
     originals: Mapping[int, Any] = field(default_factory=dict)
-    rounding: Any = None
+    rounding: Any = None  # for an equation that moves a value and its rounding alike: the rounding
+    # For a loop, one array for each of `EquationPlan.invariant_forms`.
     invariant_forms: Sequence[Any] = ()
 
 

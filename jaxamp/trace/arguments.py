@@ -104,22 +104,14 @@ def split(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Treatment of a call's leaves, for one tree structure. Compared by identity.
+    """Treatment of a call's leaves, for one tree structure. Compared by identity."""
 
-    Attributes:
-      treedef: structure of ``(owner, bound args, bound kwargs, args, kwargs)``.
-      numbers: for every leaf the types of Python numbers that are traced there.
-      owned: whether the first leaf is an owner that is no container, held by identity.
-      bound: how many leaves, the first ones, are bound to the function and not given to it.
-      nodes: the classes of the containers.
-      objects: what static fields of the containers hold that has no ``==``, and may change.
-    """
-
-    treedef: Any
-    numbers: tuple[Numbers, ...]
-    owned: bool
-    bound: int
-    nodes: frozenset[type]
+    treedef: Any  # structure of ``(owner, bound args, bound kwargs, args, kwargs)``
+    numbers: tuple[Numbers, ...]  # for every leaf the types of Python numbers that are traced there
+    owned: bool  # whether the first leaf is an owner that is no container, held by identity
+    bound: int  # how many leaves, the first ones, are bound to the function and not given to it
+    nodes: frozenset[type]  # the classes of the containers
+    # What static fields of the containers hold that has no ``==``, and may change.
     objects: Sequence[Any]
 
     @classmethod
@@ -196,19 +188,13 @@ class _HeldKeys(tuple[Hashable, ...]):
 
 
 class Signature(NamedTuple):
-    """A call without its arrays: what ``jax.jit`` would call its static part.
+    """A call without its arrays: what ``jax.jit`` would call its static part."""
 
-    Attributes:
-      resolve: returns the function, which a compiled form holds weakly.
-      layout: how the call's leaves are treated.
-      rest: the static part of ``(owner, bound args, bound kwargs, args, kwargs)``.
-      name: the function's name, for messages.
-    """
-
+    # Returns the function, which a compiled form holds weakly.
     resolve: Callable[[], Callable[..., Any]]
-    layout: Layout
-    rest: Static
-    name: str
+    layout: Layout  # how the call's leaves are treated
+    rest: Static  # the static part of ``(owner, bound args, bound kwargs, args, kwargs)``
+    name: str  # the function's name, for messages
 
     def call(self, arrays: Sequence[Any]) -> Any:
         """Call the function on other arrays."""
@@ -224,24 +210,15 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A call taken apart.
+    """A call taken apart."""
 
-    Attributes:
-      function: takes the owner, bound and given arguments in that order.
-      name: its name.
-      layout: how the leaves are treated.
-      leaves: all leaves.
-      arrays: the traced ones.
-      keys: per leaf ``None`` where it is traced, else the key of a constant.
-      finish: makes what the caller gets of what the function returns.
-    """
-
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # takes the owner, bound and given arguments in that order
     name: str
-    layout: Layout
-    leaves: Sequence[Any]
-    arrays: list[Any]
-    keys: tuple[Hashable, ...]
+    layout: Layout  # how the leaves are treated
+    leaves: Sequence[Any]  # all leaves
+    arrays: list[Any]  # the traced ones
+    keys: tuple[Hashable, ...]  # per leaf ``None`` where it is traced, else the key of a constant
+    # Makes what the caller gets of what the function returns.
     finish: Callable[[Any], Any] = lambda result: result
 
     def traced_numbers(self, *, all_traced: bool = False) -> list[str]:

@@ -23,21 +23,13 @@ from jaxamp.found.cross_entropy.undivided import undivided
 
 
 class Division(NamedTuple):
-    """Division of tokens into chunks.
+    """Division of tokens into chunks."""
 
-    Attributes:
-      tokens: how many there are.
-      chunks: how many parts they are divided into.
-      words: how many logits each has, if devices may have some of them each.
-      in_rows: whether logits have two axes in a chunk, see `read_anew`.
-      slices: how many the matrix is read in, see `in_slices`.
-    """
-
-    tokens: int
-    chunks: int
-    words: int
-    in_rows: bool
-    slices: int = 1
+    tokens: int  # how many there are
+    chunks: int  # how many parts they are divided into
+    words: int  # how many logits each has, if devices may have some of them each
+    in_rows: bool  # whether logits have two axes in a chunk, see `read_anew`
+    slices: int = 1  # how many the matrix is read in, see `in_slices`
 
     @property
     def each(self) -> int:

@@ -49,32 +49,22 @@ def _is_linear(name: str, own: Sequence[bool]) -> bool:
 
 @dataclass(slots=True)
 class Search:
-    """Search of what is computed token by token, from one product.
+    """Search of what is computed token by token, from one product."""
 
-    Attributes:
-      level: where it is.
-      known: the known numbers of that.
-      logits: the product.
-      taken: per value that is made in chunks of another loss, the pass.
-      rows: per value that depends on it and is computed token by token, where its tokens are; at
-        first of it alone, or of what the program of a rule is given.
-      stage: per value that depends on it, the pass in which it is made, or after which.
-      flows: how tokens go through equations.
-      rules: those of them that are functions with a derivative of their own.
-      sums: sums over tokens that are part of a pass.
-      is_softmax: whether exponentials are added up over the words of a token.
-    """
-
-    level: Level
-    known: KnownArrays
-    logits: Logits
-    taken: Mapping[int, Pass]
+    level: Level  # where it is
+    known: KnownArrays  # the known numbers of that
+    logits: Logits  # the product
+    taken: Mapping[int, Pass]  # per value that is made in chunks of another loss, the pass
+    # Per value that depends on it and is computed token by token, where its tokens are; at first of
+    # it alone, or of what the program of a rule is given.
     rows: dict[int, Rows]
+    # Per value that depends on it, the pass in which it is made, or after which.
     stage: dict[int, int] = field(default_factory=dict)
-    flows: dict[Unit, Flow] = field(default_factory=dict)
+    flows: dict[Unit, Flow] = field(default_factory=dict)  # how tokens go through equations
+    # Those of them that are functions with a derivative of their own.
     rules: dict[Unit, Rule] = field(default_factory=dict)
-    sums: set[int] = field(default_factory=set)
-    is_softmax: bool = False
+    sums: set[int] = field(default_factory=set)  # sums over tokens that are part of a pass
+    is_softmax: bool = False  # whether exponentials are added up over the words of a token
     _after: list[Unit] = field(default_factory=list)  # all that depends on the logits
     _wide: set[int] = field(default_factory=set)  # values of the size of the logits, made of them
     _through: set[int] = field(default_factory=set)  # values with a derivative along logits

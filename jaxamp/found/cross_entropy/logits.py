@@ -17,23 +17,15 @@ MOVES = ("transpose", "convert_element_type", "reshape", "squeeze", "copy", "pva
 
 
 class Logits(NamedTuple):
-    """A product of activations and a matrix, or several, of which an axis counts tokens.
+    """A product of activations and a matrix, or several, of which an axis counts tokens."""
 
-    Attributes:
-      unit: the product.
-      rows: where its tokens are.
-      side: which operand has them.
-      width: the number of products that a logit is a sum of.
-      heads: the number of matrices that are multiplied at once.
-      multiplies_given: whether the matrix is given to a level, and the activations are made there;
-        that tells several heads from the scores of attention, and words from tokens.
-    """
-
-    unit: Unit
-    rows: Rows
-    side: int
-    width: int
-    heads: int
+    unit: Unit  # the product
+    rows: Rows  # where its tokens are
+    side: int  # which operand has them
+    width: int  # the number of products that a logit is a sum of
+    heads: int  # the number of matrices that are multiplied at once
+    # Whether the matrix is given to a level, and the activations are made there; that tells several
+    # heads from the scores of attention, and words from tokens.
     multiplies_given: bool
 
     @property

@@ -38,13 +38,9 @@ _LARGE = "large product"
 
 @dataclass(frozen=True, slots=True)
 class Loss(Outcome):
-    """A loss whose logits, and their cotangents, are never all stored.
+    """A loss whose logits, and their cotangents, are never all stored."""
 
-    Attributes:
-      chunks: how many chunks its tokens are divided into.
-    """
-
-    chunks: int = 1
+    chunks: int = 1  # how many chunks its tokens are divided into
 
 
 def chunk_losses(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
@@ -71,17 +67,11 @@ def chunk_losses(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
 
 @dataclass(eq=False)
 class _Region(Region):
-    """One pass over the tokens of a loss.
+    """One pass over the tokens of a loss."""
 
-    Attributes:
-      computed: what is computed.
-      emitted: computes it, of what reads a value of the program.
-      outcome: what reports say of it.
-    """
-
-    computed: Pass
-    emitted: Emitted
-    outcome: Outcome
+    computed: Pass  # what is computed
+    emitted: Emitted  # computes it, of what reads a value of the program
+    outcome: Outcome  # what reports say of it
 
     @property
     def made(self) -> frozenset[int]:

@@ -17,34 +17,24 @@ End = tuple[Atom, Rows | None]
 
 
 class Step(NamedTuple):
-    """An equation that is computed for some tokens at a time.
-
-    Attributes:
-      unit: the equation.
-      flow: how tokens go through it.
-      operands: the values that it reads; of a product matrices that the program transposes before.
-      rule: of a function with a derivative of its own.
-    """
+    """An equation that is computed for some tokens at a time."""
 
     unit: Unit
-    flow: Flow
+    flow: Flow  # how tokens go through it
+    # The values that it reads; of a product matrices that the program transposes before.
     operands: Sequence[End]
-    rule: Rule | None
+    rule: Rule | None  # of a function with a derivative of its own
 
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """Equations that are computed in one pass over the tokens.
+    """Equations that are computed in one pass over the tokens."""
 
-    Attributes:
-      steps: the equations, in order, by how tokens go through them.
-      inputs: the values that they read, in parts or whole.
-      exits: what is read of them.
-    """
-
+    # The equations, in order, by how tokens go through them.
     steps: dict[tuple[Unit, Flow], Step] = field(default_factory=dict)
+    # The values that they read, in parts or whole.
     inputs: dict[Key, None] = field(default_factory=dict)
-    exits: list[End] = field(default_factory=list)
+    exits: list[End] = field(default_factory=list)  # what is read of them
 
     @property
     def outputs(self) -> dict[int, Rows | None]:
@@ -76,19 +66,14 @@ class Pass:
 
 
 class Rule(NamedTuple):
-    """A function with a derivative of its own, for some tokens at a time.
+    """A function with a derivative of its own, for some tokens at a time."""
 
-    Attributes:
-      forward, backward: its programs, see `programs_of`; values that they read are the indices of
-        their operands.
-      moving: indices of the operands that have cotangents.
-      is_linear: whether all cotangents are linear in those of the results.
-    """
-
+    # `forward` and `backward`: its programs, see `programs_of`; values that they read are the
+    # indices of their operands.
     forward: Pass
     backward: Pass
-    moving: Sequence[int]
-    is_linear: bool
+    moving: Sequence[int]  # indices of the operands that have cotangents
+    is_linear: bool  # whether all cotangents are linear in those of the results
 
     def moved(self, results: Sequence[Atom]) -> list[Atom]:
         """Return the results whose cotangents it reads."""

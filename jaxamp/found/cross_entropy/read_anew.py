@@ -31,23 +31,14 @@ apart_p.multiple_results = True
 
 @dataclass(slots=True, eq=False)
 class _Value:
-    """A value of a chunk.
-
-    Attributes:
-      shape: its shape.
-      array: the value; ``None`` if each reader computes it.
-      is_logits: whether a product makes it, or it is moved from what one makes.
-      has_reader: whether an equation has read it, or what is elementwise of it.
-      eqn: the equation that computes it for a reader.
-      operands: of that equation.
-    """
+    """A value of a chunk."""
 
     shape: tuple[int, ...]
-    array: Any = None
-    is_logits: bool = False
-    has_reader: bool = False
-    eqn: JaxprEqn | None = None
-    operands: Sequence[Any] = ()
+    array: Any = None  # the value; ``None`` if each reader computes it
+    is_logits: bool = False  # whether a product makes it, or it is moved from what one makes
+    has_reader: bool = False  # whether an equation has read it, or what is elementwise of it
+    eqn: JaxprEqn | None = None  # the equation that computes it for a reader
+    operands: Sequence[Any] = ()  # of that equation
 
 
 def read_anew(
@@ -77,17 +68,11 @@ def read_anew(
 
 
 class _Chunk(NamedTuple):
-    """A chunk of tokens.
+    """A chunk of tokens."""
 
-    Attributes:
-      logits: the product that makes its logits.
-      in_rows: whether these have two axes.
-      slices: how many products read the matrix in.
-    """
-
-    logits: JaxprEqn
-    in_rows: bool
-    slices: int
+    logits: JaxprEqn  # the product that makes its logits
+    in_rows: bool  # whether these have two axes
+    slices: int  # how many products read the matrix in
 
     @property
     def size(self) -> int:

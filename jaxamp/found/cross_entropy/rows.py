@@ -17,21 +17,13 @@ from jaxamp.core.taxonomy import is_by_element
 
 
 class Rows(NamedTuple):
-    """An axis of an array that counts tokens.
+    """An axis of an array that counts tokens."""
 
-    Attributes:
-      axis: its index.
-      outer: how many other things it counts too, of which each has all tokens.
-      inner: how many things each token has there.
-      start: the first token that is there.
-      length: the number of tokens that are there.
-    """
-
-    axis: int
-    outer: int
-    inner: int
-    start: int
-    length: int
+    axis: int  # its index
+    outer: int  # how many other things it counts too, of which each has all tokens
+    inner: int  # how many things each token has there
+    start: int  # the first token that is there
+    length: int  # the number of tokens that are there
 
     def __lt__(self, other: Any) -> bool:  # JAX sorts the keys of dictionaries
         return other is not None and tuple(self) < tuple(other)
@@ -47,31 +39,21 @@ class Rows(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Course of tokens through an equation.
+    """Course of tokens through an equation."""
 
-    Attributes:
-      operands: per operand where its tokens are; ``None`` where all rows read all of it.
-      result: where those of the results are; ``None`` if it is a sum over tokens.
-      places: of a lookup, per number of an index the axis of the indices that it counts.
-    """
-
+    # Per operand where its tokens are; ``None`` where all rows read all of it.
     operands: tuple[Rows | None, ...]
-    result: Rows | None
+    result: Rows | None  # where those of the results are; ``None`` if it is a sum over tokens
+    # Of a lookup, per number of an index the axis of the indices that it counts.
     places: tuple[int | None, ...] = ()
 
 
 class _Labels(NamedTuple):
-    """Labels of the axes of an equation; ``None`` for an axis that belongs to no other.
+    """Labels of the axes of an equation; ``None`` for an axis that belongs to no other."""
 
-    Attributes:
-      operands: per operand those of its axes.
-      result: those of each result.
-      summed: labels that are summed over.
-    """
-
-    operands: Sequence[Sequence[Any]]
-    result: Sequence[Any]
-    summed: frozenset[Any] = frozenset()
+    operands: Sequence[Sequence[Any]]  # per operand those of its axes
+    result: Sequence[Any]  # those of each result
+    summed: frozenset[Any] = frozenset()  # labels that are summed over
 
 
 def flow(

@@ -28,31 +28,18 @@ _NARROW = 2
 
 
 class Sizes(NamedTuple):
-    """Sizes of a head.
+    """Sizes of a head."""
 
-    Attributes:
-      tokens: how many tokens it is computed for, on each device.
-      width: how many numbers a token has.
-      words: how many logits.
-      again: how many products more than three it takes in chunks, for loss and gradient.
-      is_trained: whether its matrix has a gradient.
-      devices: over how many all tokens are divided.
-      heads: how many matrices there are, each with its own of the tokens.
-      caps: of how many `tanh` they are read, which XLA:GPU stores in float32 with logits.
-      on_chip: bytes of logits that stay in a TPU's on-chip memory; 0 elsewhere.
-      slices: how many the matrix is read in, so that no narrow copy of all is stored.
-    """
-
-    tokens: int
-    width: int
-    words: int
-    again: int = 0
-    is_trained: bool = True
-    devices: int = 1
-    heads: int = 1
-    caps: int = 0
-    on_chip: int = 0
-    slices: int = 1
+    tokens: int  # how many tokens it is computed for, on each device
+    width: int  # how many numbers a token has
+    words: int  # how many logits
+    again: int = 0  # how many products more than three it takes in chunks, for loss and gradient
+    is_trained: bool = True  # whether its matrix has a gradient
+    devices: int = 1  # over how many all tokens are divided
+    heads: int = 1  # how many matrices there are, each with its own of the tokens
+    caps: int = 0  # of how many `tanh` they are read, which XLA:GPU stores in float32 with logits
+    on_chip: int = 0  # bytes of logits that stay in a TPU's on-chip memory; 0 elsewhere
+    slices: int = 1  # how many the matrix is read in, so that no narrow copy of all is stored
 
     @property
     def logits(self) -> int:

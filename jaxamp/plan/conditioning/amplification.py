@@ -38,14 +38,10 @@ _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one
 
 
 class Amplified(NamedTuple):
-    """Values in memory of which a rounding is amplified before Compute reads it.
+    """Values in memory of which a rounding is amplified before Compute reads it."""
 
-    Attributes:
-      rounded: those that are not to be rounded.
-      ordered: those from whose order an index is taken, a residual stream or not.
-    """
-
-    rounded: frozenset[int] = frozenset()
+    rounded: frozenset[int] = frozenset()  # those that are not to be rounded
+    # Those from whose order an index is taken, a residual stream or not.
     ordered: frozenset[int] = frozenset()
 
 

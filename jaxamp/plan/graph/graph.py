@@ -168,80 +168,68 @@ class Frame:
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """A program, flat.
+    """A program, flat."""
 
-    Attributes:
-      avals: abstract value of each value.
-      is_float32: per value, 1 if it is a float32 array, which a policy may lower.
-      kinds: numpy's letter for the kind of each value's dtype, `"f"` or `"i"` say; `"O"` for what
-        is no array of numbers.
-      sizes: number of elements of each value; symbolic where its shape is.
-      constants: known numbers by value: literals, simple arithmetic on them, and arrays broadcast
-        from them. For a captured array it is the number furthest from 1.
-      extents: intervals of captured arrays.
-      captured: captured arrays that are neither traced nor large.
-      ranges: where the numbers of each value lie; see `ranges.py`.
-      whole: per value, 1 if its numbers are known to be whole.
-      nodes: in program order; the links of a loop stand where the loop does.
-      named: nodes by name of their primitive, in program order; links under "".
-      products: nodes that multiply matrices, in program order.
-      moved_from: per value that a node moves, the one that it was moved from.
-      sources: boundary values: inputs and captured constants.
-      outputs: results of the program.
-      predicates: conditions of while loops.
-      solving: what is inside of a while loop that is in no other: its invariants and carries, as
-        they arrive in an iteration.
-      iterated: what is inside of a loop without a condition, itself inside of a while loop: its
-        invariants, carries and slices, as they arrive in an iteration.
-      indices: values that select a branch.
-      activations: inputs that arrive narrow, because Compute outside has made them.
-      later: inputs that arrive after the rest has been computed: tangents.
-      onward: results that Compute outside reads; these may leave narrow.
-      ruled: operands of functions with derivative rules of their own (`custom_jvp`).
-      ruled_results: results of such functions.
-      carries: carries of all loops.
-      precise: products that are not to be rounded, each with why; see `cancellation/`.
-      unrounded: what these read.
-      undone: sums from which a term is subtracted later; see `undone_sums.py`.
-      factors: results of matrix factorizations and solves; see `provenance.py`.
-      written: results of products of numbers that the program makes of known ones.
-      deciding: products elsewhere that decide when a loop stops; see `repeated_decisions.py`.
-      readers: per value, the nodes that read it, in program order.
-      unknown: unknown primitives, each with its first equation.
-    """
-
-    avals: list[Any] = field(default_factory=list)
+    avals: list[Any] = field(default_factory=list)  # abstract value of each value
+    # Per value, 1 if it is a float32 array, which a policy may lower.
     is_float32: bytearray = field(default_factory=bytearray)
+    # Numpy's letter for the kind of each value's dtype, `"f"` or `"i"` say; `"O"` for what is no
+    # array of numbers.
     kinds: list[str] = field(default_factory=list)
+    # Number of elements of each value; symbolic where its shape is.
     sizes: list[Any] = field(default_factory=list)
+    # Known numbers by value: literals, simple arithmetic on them, and arrays broadcast from them.
+    # For a captured array it is the number furthest from 1.
     constants: dict[int, float] = field(default_factory=dict)
-    extents: dict[int, Interval] = field(default_factory=dict)
+    extents: dict[int, Interval] = field(default_factory=dict)  # intervals of captured arrays
+    # Captured arrays that are neither traced nor large.
     captured: dict[int, Any] = field(default_factory=dict)
+    # Where the numbers of each value lie; see `ranges.py`.
     ranges: list[Interval] = field(default_factory=list)
+    # Per value, 1 if its numbers are known to be whole.
     whole: bytearray = field(default_factory=bytearray)
+    # In program order; the links of a loop stand where the loop does.
     nodes: list[Node] = field(default_factory=list)
+    # Nodes by name of their primitive, in program order; links under "".
     named: dict[str, list[Node]] = field(default_factory=dict)
+    # Nodes that multiply matrices, in program order.
     products: list[Node] = field(default_factory=list)
+    # Per value that a node moves, the one that it was moved from.
     moved_from: dict[int, int] = field(default_factory=dict)
-    sources: set[int] = field(default_factory=set)
-    outputs: set[int] = field(default_factory=set)
+    sources: set[int] = field(default_factory=set)  # boundary values: inputs and captured constants
+    outputs: set[int] = field(default_factory=set)  # results of the program
+    # Inputs that arrive narrow, because Compute outside has made them.
     activations: set[int] = field(default_factory=set)
+    # Inputs that arrive after the rest has been computed: tangents.
     later: set[int] = field(default_factory=set)
+    # Results that Compute outside reads; these may leave narrow.
     onward: set[int] = field(default_factory=set)
+    # Operands of functions with derivative rules of their own (`custom_jvp`).
     ruled: set[int] = field(default_factory=set)
-    ruled_results: set[int] = field(default_factory=set)
-    predicates: set[int] = field(default_factory=set)
+    ruled_results: set[int] = field(default_factory=set)  # results of such functions
+    predicates: set[int] = field(default_factory=set)  # conditions of while loops
+    # What is inside of a while loop that is in no other: its invariants and carries, as they arrive
+    # in an iteration.
     solving: set[int] = field(default_factory=set)
+    # What is inside of a loop without a condition, itself inside of a while loop: its invariants,
+    # carries and slices, as they arrive in an iteration.
     iterated: set[int] = field(default_factory=set)
-    indices: set[int] = field(default_factory=set)
-    carries: list[Carry] = field(default_factory=list)
+    indices: set[int] = field(default_factory=set)  # values that select a branch
+    carries: list[Carry] = field(default_factory=list)  # carries of all loops
+    # Products that are not to be rounded, each with why; see `cancellation/`.
     precise: dict[Node, Any] = field(default_factory=dict)
-    unrounded: set[int] = field(default_factory=set)
+    unrounded: set[int] = field(default_factory=set)  # what these read
+    # Sums from which a term is subtracted later; see `undone_sums.py`.
     undone: set[int] = field(default_factory=set)
+    # Results of matrix factorizations and solves; see `provenance.py`.
     factors: set[int] = field(default_factory=set)
+    # Results of products of numbers that the program makes of known ones.
     written: set[int] = field(default_factory=set)
+    # Products elsewhere that decide when a loop stops; see `repeated_decisions.py`.
     deciding: frozenset[Hashable] = frozenset()
+    # Per value, the nodes that read it, in program order.
     readers: list[list[Node]] = field(default_factory=list)
+    # Unknown primitives, each with its first equation.
     unknown: dict[str, JaxprEqn] = field(default_factory=dict)
     _types: dict[Any, tuple[bool, str, Any]] = field(default_factory=dict)
 

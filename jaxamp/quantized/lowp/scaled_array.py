@@ -32,16 +32,12 @@ class Blocks:
     A block at the edge is smaller where ``rows`` and ``cols`` do not divide the array: nothing is
     padded as far as a caller can see.
 
-    Attributes:
-      rows: rows of a block; 1 for an array of one axis.
-      cols: columns of a block.
-
     >>> Blocks(1, 128).factors((3, 300))
     (3, 3)
     """
 
-    rows: int
-    cols: int
+    rows: int  # rows of a block; 1 for an array of one axis
+    cols: int  # columns of a block
 
     @classmethod
     def of(cls, cast: CastConfig, shape: tuple[int, ...]) -> Blocks | None:

@@ -53,19 +53,12 @@ def mark_residual(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class GroupPolicy:
-    """Policy of a group's checkpoint: save what `mark_residual` marks.
+    """Policy of a group's checkpoint: save what `mark_residual` marks."""
 
-    Attributes:
-      barriers: whether what is recomputed is lowered with a barrier before its operands.
-      narrow_moves: whether arrays are moved while they are narrow, on a TPU.
-      row_broadcasts: whether numbers of rows are lowered as flat arrays.
-      split_sums: whether sums over middle axes are lowered in parts.
-    """
-
-    barriers: bool
-    narrow_moves: bool
-    row_broadcasts: bool
-    split_sums: bool
+    barriers: bool  # whether what is recomputed is lowered with a barrier before its operands
+    narrow_moves: bool  # whether arrays are moved while they are narrow, on a TPU
+    row_broadcasts: bool  # whether numbers of rows are lowered as flat arrays
+    split_sums: bool  # whether sums over middle axes are lowered in parts
 
     def __call__(self, primitive: Any, *_: Any, **__: Any) -> bool:
         """Return whether the forward pass saves what an equation computes."""

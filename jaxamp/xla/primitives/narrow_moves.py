@@ -36,19 +36,12 @@ from jaxamp.xla.primitives.rounding_barrier import unbarriered_p
 
 @dataclass(frozen=True, eq=False)
 class _Wide:
-    """An array of float32 that is computed where it is read, from narrow ones and others.
+    """An array of float32 that is computed where it is read, from narrow ones and others."""
 
-    Attributes:
-      narrow: the narrow array, which is widened; the first where several are added up.
-      eqn: an equation that is element by element, if one computes with it.
-      operands: those of the equation.
-      is_alone: whether all else that it is computed from is smaller.
-    """
-
-    narrow: Any
-    eqn: JaxprEqn | None = None
-    operands: tuple[Any, ...] = ()
-    is_alone: bool = True
+    narrow: Any  # the narrow array, which is widened; the first where several are added up
+    eqn: JaxprEqn | None = None  # an equation that is element by element, if one computes with it
+    operands: tuple[Any, ...] = ()  # those of the equation
+    is_alone: bool = True  # whether all else that it is computed from is smaller
 
     @cached_property
     def arrays(self) -> list[Any]:
