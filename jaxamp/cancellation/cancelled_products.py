@@ -15,12 +15,7 @@ from jaxamp.plan.graph.graph import Graph, Node
 
 
 def find_cancelled_products(graph: Graph, known: KnownValues) -> dict[Node, Constraint]:
-    """Return products that are not to be rounded, with the reason.
-
-    Args:
-      graph: the program.
-      known: its known arrays.
-    """
+    """Return products of a program that are not to be rounded, with the reason."""
     products = [n for n in graph.products if len(n.ins) > 1]
     arrays = Arrays(graph)
     squares = Squares(arrays)

@@ -34,11 +34,8 @@ def find_slopes(
 ) -> set[Node]:
     """Return the products that make the ends of slopes.
 
-    Args:
-      arrays: those of the program.
-      known: known ones.
-      parted: arrays of which products subtract parts.
-      weighs: whether a node multiplies by known numbers that add up to little or nothing.
+    `parted` are arrays of which products subtract parts; `weighs` tells whether a node multiplies
+    by known numbers that add up to little or nothing.
     """
     steps = _Steps(arrays, known)
     near, makers = _made_of(arrays.graph, steps.moved), arrays.makers

@@ -32,17 +32,10 @@ def define(
 ) -> None:
     """Define a primitive by functions on arrays.
 
-    Args:
-      primitive: the primitive.
-      direct: computes its results by other primitives.
-      typed: its abstract evaluation rule.
-      batch: its batching rule.
-      jvp: its JVP rule; left out, the caller defines derivatives.
-      lowered: what computes its results in a compiled program, per platform, ``None`` for all
-        others; left out, `direct` does on all.
-      kind: kind of the primitive.
-      trait: what the planner knows of it.
-      addends: see ``register_op_kind``.
+    `direct` computes its results by other primitives, `typed` is its abstract evaluation rule,
+    `batch` its batching rule and `jvp` its JVP rule; left out, the caller defines derivatives. In a
+    compiled program `lowered` computes them, per platform, ``None`` for all others; left out,
+    `direct` does on all. Of kind, trait and addends see ``register_op_kind``.
     """
     primitive.def_impl(direct)
     primitive.def_abstract_eval(typed)

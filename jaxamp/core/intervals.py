@@ -57,13 +57,9 @@ def hull(*parts: Interval) -> Interval:
 def rising(
     curve: Callable[[float], float], start: float = -_INF, bottom: float = -_INF, top: float = _INF
 ) -> Transfer:
-    """Return the transfer of a rising function.
+    """Return the transfer of a rising function, `curve`, of a finite number.
 
-    Args:
-      curve: the function, of a finite number.
-      start: below it the function is not defined.
-      bottom: its limit there.
-      top: its limit at infinity.
+    Below `start` it is not defined, where its limit is `bottom`; at infinity its limit is `top`.
     """
 
     def at(x: float) -> float:

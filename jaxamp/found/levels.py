@@ -146,12 +146,7 @@ def open_into(
 ) -> tuple[list[Unit], list[Atom]]:
     """Return the units and results of a jaxpr, opened into a level whose values it reads.
 
-    Args:
-      level: the level.
-      closed: the jaxpr, or that of a call in it.
-      entries: the values that it reads.
-      scope: that of the jaxpr.
-      around: the calls that hold the equations.
+    `entries` are the values that it reads, and `around` the calls that hold its equations.
     """
     units: list[Unit] = []
     consts: list[Atom] = []

@@ -24,12 +24,7 @@ def walk(
 ) -> list[Any]:
     """Visit the equations of a jaxpr in order, with an environment of values of any kind.
 
-    Args:
-      jaxpr: the program.
-      consts: values of its constants.
-      args: values of its inputs.
-      visit: gets an equation and the values of its operands, and returns those of its results.
-      literal: gives the value of a literal.
+    `visit` gets an equation and the values of its operands, and returns those of its results.
 
     >>> import jax
     >>> jaxpr = jax.make_jaxpr(lambda x: 2.0 * jax.numpy.sin(x))(0.0).jaxpr
@@ -67,9 +62,7 @@ def evaluate(closed: ClosedJaxpr, args: Sequence[Any], emit: Emit) -> list[Any]:
 def emitted(closed: ClosedJaxpr, find: Find) -> ClosedJaxpr:
     """Return a program in which some equations are emitted otherwise; itself where there are none.
 
-    Args:
-      closed: the program.
-      find: what emits an equation, given its operands; ``None`` where it stays as it is.
+    `find` returns what emits an equation, given its operands; ``None`` where it stays as it is.
     """
     changes = list(map(find, closed.eqns))
 
@@ -90,14 +83,9 @@ def emitted(closed: ClosedJaxpr, find: Find) -> ClosedJaxpr:
 def bind_nested(
     eqn: JaxprEqn, operands: Sequence[Any], bodies: Iterable[ClosedJaxpr], **changes: Any
 ) -> list[Any]:
-    """Bind the primitive of an equation to other operands, with other jaxprs inside.
+    """Bind the primitive of an equation to other operands, with as many other jaxprs inside.
 
-    Args:
-      eqn: the equation.
-      operands: those of the new one.
-      bodies: the jaxprs that it holds, as many as `eqn`. Constants of one that replaces the open
-        jaxpr of a call become its first operands.
-      **changes: other parameters that change.
+    Constants of one that replaces the open jaxpr of a call become its first operands.
     """
     bodies = list(bodies)
     if wiring(eqn) is Wiring.CALL and bodies[0].consts and is_open(eqn):

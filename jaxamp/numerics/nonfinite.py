@@ -75,11 +75,7 @@ def find_nonfinite(
 ) -> Nonfinite | None:
     """Run a program, and find what made the first number that is not finite; ``None`` if none.
 
-    Args:
-      closed: the program.
-      args: its flat arguments.
-      inputs: their names.
-      paths: those of its results.
+    `inputs` are the names of its arguments, `paths` those of its results.
     """
     results = zip(makes(closed.jaxpr), marked_results(closed, args), paths, strict=True)
     bad = [

@@ -110,11 +110,7 @@ def plan_program(
 ) -> Plan:
     """Plan a whole program, in which features first replace the regions that they know.
 
-    Returns:
-      The plan; its `jaxpr` is what is to be emitted.
-
-    Raises:
-      UnknownPrimitiveError: ``strict`` and a primitive is unknown.
+    The `jaxpr` of the plan is what is to be emitted.
     """
     found: list[features.Outcome] = []
     refused: list[features.Outcome] = []

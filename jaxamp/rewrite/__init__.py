@@ -18,14 +18,8 @@ __all__ = ["rewrites", "rules", "run_plan"]
 def run_plan(closed_jaxpr: ClosedJaxpr, plan: Plan, *args: Any) -> list[Any]:
     """Emit a program under the current trace, or run it where there is none.
 
-    Args:
-      closed_jaxpr: the program.
-      plan: its plan.
-      *args: its flat arguments, of the types of ``closed_jaxpr.in_avals``.
-
-    Returns:
-      Its flat results, of the types of ``closed_jaxpr.out_avals``; floats in the policy's output
-      dtype where it has one.
+    Arguments and results are flat, of the types of ``closed_jaxpr``; floats of the results are in
+    the policy's output dtype where it has one.
 
     Raises:
       RewriteError: a primitive does not accept the dtypes decided for it.

@@ -56,15 +56,10 @@ class Environment:
         *,
         are_sums: bool = True,
     ) -> None:
-        """Store values.
+        """Store values in precisions.
 
-        Args:
-          variables: their variables.
-          values: the values.
-          precisions: per value, the precision that it is stored in.
-          barriers: per value, whether an optimization barrier keeps its rounding.
-          residuals: per value, whether it is marked as a residual of a fused group.
-          are_sums: whether a sum made them.
+        Per value, `barriers` say whether an optimization barrier keeps its rounding, `residuals`
+        whether it is marked as a residual of a fused group; `are_sums`, whether a sum made them.
         """
         columns = zip(variables, values, precisions, barriers, residuals, strict=False)
         for var, value, precision, has_barrier, is_residual in columns:
@@ -138,12 +133,9 @@ class Environment:
         return self.read(atom, precision, own_cast=read.own_cast)
 
     def read(self, atom: Any, precision: Precision | None, *, own_cast: bool = False) -> Any:
-        """Return a value in a precision.
+        """Return a variable or literal in a precision; ``None`` for the one it is stored in.
 
-        Args:
-          atom: the variable or literal.
-          precision: the precision to read it in; ``None`` as it is stored.
-          own_cast: whether the cast must not be shared with other readers.
+        With `own_cast` the cast is not shared with other readers.
         """
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)

@@ -42,16 +42,8 @@ def interpret(
 ) -> list[Any]:
     """Emit a jaxpr, equation by equation, in the precisions of its plan.
 
-    Args:
-      context: shared by the whole rewrite.
-      jaxpr: the program.
-      plan: its plan.
-      consts: values of its constants.
-      args: its arguments, in the precisions of ``plan.inputs``.
-      forms: other forms of arguments: ``plan.invariant_forms``.
-
-    Returns:
-      Its results, in the precisions of ``plan.outputs``.
+    Arguments come in ``plan.inputs``, with other forms of them, ``plan.invariant_forms``; results
+    leave in ``plan.outputs``.
 
     Raises:
       RewriteError: a primitive does not accept the dtypes decided for it.

@@ -293,14 +293,9 @@ def inspected(
     statics: Statics = Statics(),  # noqa: B008
     runner: type[Runner] | None = None,
 ) -> AmpFunction[..., Any]:
-    """Return the amped function whose calls are looked at.
+    """Return the amped function whose calls are looked at; policy and strict are as for `plan_of`.
 
-    Args:
-      fn: whatever `amp` takes, or what it returned.
-      policy: as for `amp`; by default that of an amped `fn`, else `mixed_bf16`.
-      strict: as for `amp`.
-      statics: more static parameters.
-      runner: another kind of Runner, which compiles something else.
+    It has more static parameters, and another kind of Runner if it is to compile something else.
     """
     plain, settings = parts_of(fn)
     if settings is None or policy is not None:

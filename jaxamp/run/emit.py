@@ -45,8 +45,7 @@ def jitted(region: Callable[..., Any], name: str, function: Any) -> Callable[...
 def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any:
     """Emit a call under the current trace, rewritten.
 
-    Returns:
-      What the function returns; as a ``Result`` where that is more than arrays.
+    It returns what the function does; as a ``Result`` where that is more than arrays.
     """
     settings = in_force(settings)
     if settings.is_identity:
@@ -97,11 +96,7 @@ def _without_collector() -> Iterator[None]:
 def plan_call(
     signature: Signature, arrays: Sequence[Any], settings: Settings
 ) -> tuple[Plan, Static]:
-    """Plan a call, and stop there.
-
-    Returns:
-      The plan, and what the function returns besides arrays.
-    """
+    """Plan a call, and stop there: return the plan, and what the call returns besides arrays."""
     from jaxamp.plan import plan_program
 
     with _without_collector():

@@ -38,11 +38,7 @@ _SEEN_BY_JIT = jax.make_user_context(None)  # part of the key of jax.jit's cache
 
 @contextmanager
 def overriding(change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Iterator[None]:
-    """Run every ``amp`` inside the block under another policy than it was made with.
-
-    Args:
-      change: gives the policy to use instead of one.
-    """
+    """Run every ``amp`` inside the block under the policy that `change` gives for its own."""
     token = _CHANGE.set(change)
     try:
         with _SEEN_BY_JIT(object()):  # not the change itself, which the cache would keep alive

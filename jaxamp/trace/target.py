@@ -53,12 +53,7 @@ class Statics(NamedTuple):
 
     @classmethod
     def of(cls, fn: Any, argnums: Any = (), argnames: Any = ()) -> Statics:
-        """Complete positions by names and names by positions, as ``jax.jit`` does.
-
-        Args:
-          fn: the function; positions are those of its signature.
-          argnums: one or more positions.
-          argnames: one or more names.
+        """Complete positions in a signature by names, and names by positions, as ``jax.jit`` does.
 
         Raises:
           StaticArgumentError: the function has no such parameter.

@@ -21,8 +21,7 @@ from jaxamp.plan.dataflow.regions import SIGNS
 def compare_relu_results(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return a program whose comparisons with zero read results of ``max(x, 0)``.
 
-    Returns:
-      A program of the same results, bit for bit; the same object if nothing is to be changed.
+    Its results are the same, bit for bit; it is the same object if nothing is to be changed.
 
     >>> import jax
     >>> def rectified(x):

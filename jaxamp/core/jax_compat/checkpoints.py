@@ -66,10 +66,8 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
     JAX's rules for checkpoints bind its own primitive, by a global name. The new primitive gets
     copies of them that bind it instead, and JAX's tables keep what they hold. It differs in one
     thing: the forward pass of a derivative stays an equation of the primitive, where JAX leaves
-    what a checkpoint computes. Its lowering is left to the caller.
-
-    Returns:
-      What calls a flat function, from arrays to a list of arrays, as one equation.
+    what a checkpoint computes. Its lowering is left to the caller. What is returned calls a flat
+    function, from arrays to a list of arrays, as one equation.
     """
     primitive.multiple_results = True
     primitive.def_impl(_REMAT.impl)
@@ -143,11 +141,8 @@ def split_by_operand(primitive: Primitive, flags: str) -> None:
     """Let JAX tell apart which results of a primitive are known: each has one operand.
 
     JAX takes them all for unknown where one is. The matrix of a solve in a rule of `custom_jvp`
-    would be as unknown as the tangents that are solved for, and could not be transposed.
-
-    Args:
-      primitive: the primitive.
-      flags: its parameter that has a number for each operand.
+    would be as unknown as the tangents that are solved for, and could not be transposed. `flags`
+    is the primitive's parameter that has a number for each operand.
     """
 
     def rule(_: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:

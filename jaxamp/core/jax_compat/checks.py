@@ -11,11 +11,9 @@ from jax.extend.core import Primitive
 
 
 def check_nans(primitive: Primitive, named: Callable[[dict[str, Any]], str]) -> None:
-    """Register a ``checkify`` rule that checks a primitive's result for NaNs.
+    """Register a ``checkify`` rule that checks a primitive's one result for NaNs.
 
-    Args:
-      primitive: of one result.
-      named: returns the name of an equation in errors, from its parameters.
+    Of the parameters of an equation, `named` returns its name in errors.
     """
 
     def check(*args: Any, **params: Any) -> Any:
@@ -30,9 +28,7 @@ def check_nans(primitive: Primitive, named: Callable[[dict[str, Any]], str]) -> 
 def check_like(primitive: Primitive, original: Primitive) -> None:
     """Register the ``checkify`` rule of one of JAX's primitives, of two operands, for another.
 
-    Args:
-      primitive: a primitive with the results of `original`.
-      original: one of JAX's. It is emitted too; nothing reads its result, and XLA drops it.
+    The `original` is emitted too; nothing reads its result, and XLA drops it.
     """
 
     def check(*args: Any, **params: Any) -> Any:

@@ -113,17 +113,10 @@ def refuse_captured(differentiated: Sequence[bool]) -> None:
 def transpose(
     primitive: Primitive, cotangent: Any, aval: Any, others: Sequence[Any], params: dict[str, Any]
 ) -> Any:
-    """Return the cotangent of a primitive's first operand, by JAX's own rule.
+    """Return the cotangent of a primitive's first operand, of type `aval`, by JAX's own rule.
 
     A reshard has a rule of a newer kind, which adds the cotangent up itself, and since JAX 0.12 a
     gather.
-
-    Args:
-      primitive: linear in that operand.
-      cotangent: of its result.
-      aval: type of the cotangent of that operand.
-      others: its other operands.
-      params: its parameters.
     """
     if rule := _ad.primitive_transposes.get(primitive):
         return rule(cotangent, _ad.UndefinedPrimal(aval), *others, **params)[0]

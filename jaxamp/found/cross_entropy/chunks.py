@@ -96,13 +96,8 @@ def looped(
 ) -> dict[Key, Any]:
     """Return what a body computes of the inputs of a pass, chunk by chunk.
 
-    Args:
-      made: the pass.
-      division: of the tokens.
-      read: returns a value of the program.
-      body: gets the inputs for some tokens, and which these are.
-      sums: what sums begin with, but for those of the pass.
-      scan: runs the loop.
+    The body gets the inputs for some tokens, and which these are. `sums` are what sums begin with,
+    but for those of the pass.
     """
     parts = {(v, rows): division.split(read(v), rows) for v, rows in made.inputs if rows}
     wholes = {key: undivided(read(key[0]), division.words) for key in made.inputs if not key[1]}

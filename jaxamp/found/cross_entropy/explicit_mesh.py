@@ -18,12 +18,9 @@ Emitted = Callable[[Callable[[int], Any]], Mapping[int, Any]]
 
 
 def as_typed(emitted: Emitted, logits: Any, avals: Sequence[Any]) -> Emitted:
-    """Return what computes the same where the type of logits says how they lie.
+    """Return what computes the same as on other meshes where the type of logits says how they lie.
 
-    Args:
-      emitted: what computes it on other meshes.
-      logits: the type of those of all tokens.
-      avals: the types of the program's values.
+    Types are those of the logits of all tokens, and of all values of the program.
     """
     if not jax_compat.has_typed_sharding(logits):
         return emitted

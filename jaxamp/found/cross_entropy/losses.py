@@ -44,11 +44,7 @@ class Loss(Outcome):
 
 
 def chunk_losses(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
-    """Return a program with its losses over many words in loops over chunks of tokens.
-
-    Args:
-      closed: the program, in float32.
-      policy: the policy that it will run under.
+    """Return a float32 program with its losses over many words in loops over chunks of tokens.
 
     >>> import jax, jax.numpy as jnp
     >>> def loss(x, head):

@@ -46,11 +46,10 @@ def read_anew(
 ) -> Callable[..., Any]:
     """Return the same function of arrays.
 
-    Args:
-      body: the function; the first of its products are the logits, of its larger operand, a matrix.
-      in_rows: whether logits have two axes here, whatever they have in the program: those of XLA's
-        products. XLA:GPU writes cotangents over logits if nothing reads them in another shape.
-      slices: how many products read the matrix in.
+    The first of its products are the logits, of its larger operand, a matrix, which so many
+    products as there are slices read. With `in_rows` logits have two axes here, whatever they have
+    in the program: those of XLA's products. XLA:GPU writes cotangents over logits if nothing reads
+    them in another shape.
     """
 
     def each(*given: Any) -> Any:

@@ -64,11 +64,8 @@ def flow(
 ) -> Flow | None:
     """Return how tokens go through an equation; ``None`` if rows mix.
 
-    Args:
-      eqn: the equation.
-      operands: per operand where its tokens are, if that is known; of one at least, or of none.
-      places: of a lookup, per number of an index the axis of the indices that it counts.
-      result: where those of the result are, if they are known of no operand.
+    Where they are is known of one operand at least, or of none and the `result`. Of a lookup,
+    `places` are per number of an index the axis of the indices that it counts.
     """
     shapes, results = _shapes(eqn)
     given = [(i, rows) for i, rows in enumerate(operands) if rows is not None]

@@ -18,12 +18,8 @@ from jaxamp.core import jax_compat
 def in_slices(eqn: JaxprEqn, operands: Sequence[Any], side: int, words: int, count: int) -> Any:
     """Return the result of a product that reads a matrix for some words at a time.
 
-    Args:
-      eqn: the product.
-      operands: of it.
-      side: which of them is the matrix, of two axes.
-      words: the axis of that which counts words.
-      count: how many slices there are; it divides the words.
+    The matrix, of two axes, is the operand of that `side`, and `words` its axis of words, which the
+    number of slices divides.
     """
     shape, axes = eqn.outvars[0].aval.shape, {side: words}  # type: ignore[attr-defined]
     size = operands[side].shape[words] // count

@@ -87,9 +87,7 @@ class Sizes(NamedTuple):
     def slower(self, chunks: int, program: float) -> float:
         """Return how many times as long a program takes in chunks as with all logits stored.
 
-        Args:
-          chunks: how many there are.
-          program: what `products_of` gives for it.
+        The program is given as the seconds that `products_of` returns.
         """
         program += 4 * self.logits / _BANDWIDTH  # of a stored softmax, as in `time`
         return 1 + (self.time(chunks) - self.time(1)) / program
@@ -99,12 +97,8 @@ def products_of(jaxpr: Jaxpr, *, backward: bool, again: bool = False) -> float:
     """Return the seconds that a program's products take with its gradient, on one device.
 
     Loops count as often as they run. What a product reads and writes is moved by what is around
-    it, too: its arithmetic and its bytes take time after one another.
-
-    Args:
-      jaxpr: the program.
-      backward: whether it has its gradient; each product is three otherwise.
-      again: whether a checkpoint around it computes each once more then.
+    it, too: its arithmetic and its bytes take time after one another. If the program has not its
+    gradient, each product is three, and one more if a checkpoint around computes it `again`.
     """
     total = 0.0
     for eqn in jaxpr.eqns:
@@ -125,10 +119,7 @@ def products_of(jaxpr: Jaxpr, *, backward: bool, again: bool = False) -> float:
 def chunks_for(sizes: Sizes, word: bool | str | None, program: float) -> int | str:
     """Return how many chunks pay for a head, or why none do.
 
-    Args:
-      sizes: of the head.
-      word: `PrecisionPolicy.loss_in_chunks`.
-      program: what `products_of` gives for the whole program.
+    The word is `PrecisionPolicy.loss_in_chunks`; the program is what `products_of` gives for all.
 
     >>> chunks_for(Sizes(tokens=4096, width=1536, words=65536), None, 0.02)
     2

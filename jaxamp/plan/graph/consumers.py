@@ -50,9 +50,7 @@ def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> Key
 def find_origins(graph: Graph, passes: Callable[[Node], bool]) -> dict[int, int]:
     """Return, per value that is made of one other and known numbers alone, that other.
 
-    Args:
-      graph: the program.
-      passes: whether a node that has no other origin among its operands passes it on; moves do.
+    `passes` tells whether a node with no other origin among its operands passes it on; moves do.
     """
     origins: dict[int, int] = {}
     for node in graph.nodes:
@@ -80,10 +78,8 @@ def find_parts(
 ) -> Parts:
     """Return what values are sums of.
 
-    Args:
-      graph: the program.
-      made: what the results of a node are a sum of, if that is none of its operands' parts.
-      passes: whether a node adds up the parts of its operands; moves pass them on.
+    `made` returns what the results of a node are a sum of, if that is none of its operands' parts;
+    `passes` tells whether a node adds up the parts of its operands. Moves pass them on.
     """
     parts: Parts = {}
     for node in graph.nodes:

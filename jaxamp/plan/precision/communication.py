@@ -53,12 +53,7 @@ def find_communication(
 ) -> dict[Node, Choice]:
     """Return choices for collectives that send float32 values in a narrow precision.
 
-    Args:
-      flow: the program, and what is known of it.
-      frame: its outermost jaxpr.
-      policy: the policy, whose all-reduce may be narrow too.
-      stored: precision in which each value is stored; entries of stored payloads are updated.
-      choices: what was chosen for each node; left as it is.
+    Entries of stored payloads in `stored` are updated.
     """
     graph = flow.graph
     moves = (node for node in graph.nodes if node.role is Role.MOVE)
@@ -98,12 +93,7 @@ def _sends(graph: Graph, policy: PrecisionPolicy, node: Node) -> bool:
 
 
 def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
-    """Yield the values that a backward pass reads as saved, rather than recomputes.
-
-    Args:
-      frame: a jaxpr in its place.
-      policy: the policy of the checkpoint around it.
-    """
+    """Yield values that a backward pass reads as saved; the policy is that of a checkpoint around."""
     for site in frame.sites:
         if isinstance(site, Node):
             is_sent = site.trait is Trait.COLLECTIVE
@@ -144,11 +134,7 @@ def narrow_varying(
 ) -> dict[Node, Choice]:
     """Return choices for casts of axes of activations that all their readers round.
 
-    Args:
-      flow: the program, and what is known of it.
-      policy: the policy.
-      stored: precision in which each value is stored; entries of what is cast are updated.
-      choices: what was chosen for each node; left as it is.
+    Entries of what is cast in `stored` are updated.
     """
     graph, provenance, uses, _ = flow
     varying = [n for n in graph.nodes if n.trait is Trait.VARY and choices[n].operand is None]

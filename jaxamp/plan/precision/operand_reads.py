@@ -45,11 +45,8 @@ class OperandReads:
     ) -> None:
         """Find how values are read.
 
-        Args:
-          flow: the program, and what is known of it.
-          copies: precision of the copy that far readers of a fused value get.
-          stored: precision in which each value is stored.
-          policy: the policy, whose all-reduce may be narrow.
+        `copies` are precisions of the copies that far readers of fused values get. The all-reduce
+        of the policy may be narrow.
         """
         self._graph, _, _, self._regions = flow
         self.shares_casts = is_narrow(policy.allreduce)

@@ -47,16 +47,10 @@ def magnitude_bits(x: Any) -> jax.Array:
 
 
 def scale_factor(amax: Any, precision: Precision, *, round_up: bool = False) -> jax.Array:
-    """Return the scale with which ``amax`` becomes the largest number of a format.
+    """Return the scale with which ``amax`` becomes the largest number of a format, in float32.
 
-    Args:
-      amax: largest magnitudes, not negative; any shape.
-      precision: the format of the scaled values.
-      round_up: to the next power of two.
-
-    Returns:
-      float32 of the same shape; NaN where ``amax`` is infinite or NaN, so that what cannot be
-      represented is not hidden.
+    It is rounded up to a power of two if one asks; NaN where ``amax`` is infinite or NaN, so that
+    what cannot be represented is not hidden.
     """
     amax = lax.convert_element_type(amax, np.float32)
     scale = amax * np.float32(1 / precision.max)
@@ -87,12 +81,7 @@ def power_of_two(x: Any) -> jax.Array:
 
 
 def reciprocal(scale: Any, *, is_power: bool = False) -> jax.Array:
-    """Compute ``1 / scale``, for a power of two by its bits; zero for zero.
-
-    Args:
-      scale: float32, not negative, or NaN.
-      is_power: whether all of them are powers of two between 2**-126 and 2**126.
-    """
+    """Compute ``1 / scale``, for a power of two, 2**-126 to 2**126, by its bits; zero for zero."""
     if is_power:
         bits = 2 * _ONE - lax.bitcast_convert_type(scale, np.int32)
         return lax.bitcast_convert_type(bits, np.float32)

@@ -206,12 +206,9 @@ def quantize(x: Any, cast: CastConfig | PrecisionLike) -> ScaledArray:
 
 
 def with_scale(x: jax.Array, scale: Any, cast: CastConfig) -> ScaledArray:
-    """Return an array rounded with scale factors that are known already, as they are stored.
+    """Return floats rounded with scale factors that are known already, as ``ScaledArray.scale`` is.
 
-    Args:
-      x: floats.
-      scale: as in ``ScaledArray.scale``; what is larger than they allow is clipped.
-      cast: format and block.
+    What is larger than they allow is clipped.
     """
     known = ScaledArray(x, scale, cast, x.dtype)
     factor = factors(known)

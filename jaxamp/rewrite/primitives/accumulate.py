@@ -61,20 +61,12 @@ def accumulate(
     dtype: Any = F32,
     originals: Mapping[int, Any] = _NONE,
 ) -> Any:
-    """Contract operands in a narrow dtype.
+    """Contract operands in a narrow dtype, that in which cotangents are multiplied too.
 
-    Args:
-      contraction: a dot or convolution primitive.
-      operands: its operands; the first two are floats, narrow or rounded here.
-      params: its parameters, but for ``preferred_element_type``.
-      narrow: the dtype in which operands and cotangents are multiplied.
-      dtype: of the result: float32, or narrow for one rounding of the accumulator.
-      originals: by index of an operand, the float32 array that it is the rounding of. What is
-        differentiated is that array.
-
-    Returns:
-      The result. Its cotangent is rounded to the narrow dtype; each operand's cotangent has the
-      dtype of the array that it belongs to.
+    The first two operands are floats, narrow or rounded here; `originals` are, by index, the
+    float32 arrays that they are the rounding of. What is differentiated are those arrays. The
+    result is float32, or narrow for one rounding of the accumulator. Its cotangent is rounded to
+    the narrow dtype; each operand's cotangent has the dtype of the array that it belongs to.
     """
     others = {k: v for k, v in params.items() if k != "preferred_element_type"}
     how = Contraction(contraction, tuple(others.items()), np.dtype(narrow), np.dtype(dtype))
@@ -96,9 +88,8 @@ def split_originals(
 ) -> tuple[list[Any], dict[int, Any]]:
     """Split values into operands and, by index, the f32 originals that come after them.
 
-    Args:
-      values: all operands of an ``accumulate`` equation, or one value for each.
-      rounded: per original, the index of the operand that is its rounding.
+    Values are all operands of an ``accumulate`` equation, or one for each; `rounded` has per
+    original the index of the operand that is its rounding.
     """
     count = len(values) - len(rounded)
     return list(values[:count]), dict(zip(rounded, values[count:], strict=True))

@@ -53,13 +53,8 @@ class Sending(NamedTuple):
 def send_narrow(operands: Sequence[Any], how: Sending) -> list[Any]:
     """Send an array in one dtype, and its cotangent in another.
 
-    Args:
-      operands: the array, and what says which part of it goes where, as indices do.
-      how: the collective, and the dtypes.
-
-    Returns:
-      The result of the collective in ``how.send_dtype``; before it, if ``how.widened``, the same in
-      the dtype of the array.
+    After the array, operands say which part of it goes where, as indices do. The result is that of
+    the collective in ``how.send_dtype``; before it, if ``how.widened``, the same in the array's.
     """
     return narrow_collective_p.bind(*operands, how=how)
 

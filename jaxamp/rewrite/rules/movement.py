@@ -33,12 +33,9 @@ def move(context: RuleContext, *operands: Any) -> Sequence[Any] | RoundedResults
 def send(
     context: RuleContext, operands: Sequence[Any], back: Precision
 ) -> Sequence[Any] | RoundedResults:
-    """Send the first operand in the precision decided, and its cotangent in another.
+    """Send the first operand in the precision decided, and its cotangent in another, `back`.
 
-    Args:
-      context: of an equation that moves its first operand.
-      operands: the array, and its indices if there are any.
-      back: the precision in which the cotangent is sent and summed.
+    The cotangent is summed in that, too. After the array there are its indices, if any.
     """
     eqn, decision = context.eqn, context.decision
     narrow, is_float32 = decision.accumulation, decision.operand is not None

@@ -20,10 +20,7 @@ from jaxamp.plan.graph.graph import Frame, Graph, Nest, nodes_of
 def find_lone_checkpoints(graph: Graph, frame: Frame, *, in_loop: bool = False) -> Iterator[Nest]:
     """Yield them: in a loop that is differentiated as a whole, or with operands of their own.
 
-    Args:
-      graph: of the program.
-      frame: where they are looked for.
-      in_loop: whether it is inside of a loop, and of no checkpoint in that.
+    `in_loop` says whether the frame is inside of a loop, and of no checkpoint in that.
     """
     for site in frame.sites:
         if not isinstance(site, Nest):

@@ -37,9 +37,8 @@ Axes = str | tuple[str, ...] | None
 def mesh_of(tiles: np.ndarray | None) -> tuple[AbstractMesh, list[Axes]]:
     """Return a mesh, and the axes of it that an array lies along, for each of the array's.
 
-    Args:
-      tiles: numbers of the devices that have each tile of the array, int[*tiles, copies]; ``None``
-        for an array that every device has. So is one whose tiles lie along no mesh's axes.
+    Tiles are numbers of the devices that have each tile of the array, int[*tiles, copies]; ``None``
+    for an array that every device has. So is one whose tiles lie along no mesh's axes.
 
     >>> mesh_of(np.arange(8).reshape(4, 2).T[..., None])  # over the second axis, then the first
     (AbstractMesh('m0': 4, 'm1': 2, axis_types=(Auto, Auto)), [('m1',), ('m0',), None])

@@ -41,12 +41,8 @@ attention_tangent_p = Primitive("attention_tangent")
 def forward(operands: Operands, spec: AttentionSpec) -> list[jax.Array]:
     """Compute softmax attention, ``softmax(scale · q kᵀ + bias) v``, in one equation.
 
-    Args:
-      operands: q, k and v of one dtype, and a bias; query head n reads key head n // (N // K).
-      spec: the scale, and which keys a query sees.
-
-    Returns:
-      The output [*b, T, N, V] in the dtype of q, and the bits of `lse`, u32[*b, N, T].
+    Query head n reads key head n // (N // K). The results are the output [*b, T, N, V] in the dtype
+    of q, and the bits of `lse`, u32[*b, N, T].
 
     >>> x = jnp.ones((2, 3, 4, 8), jnp.bfloat16)
     >>> [array.shape for array in forward(Operands(x, x, x), AttentionSpec(scale=8**-0.5))]
