@@ -93,7 +93,7 @@ def _sends(graph: Graph, policy: PrecisionPolicy, node: Node) -> bool:
 
 
 def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
-    """Yield values that a backward pass reads as saved; the policy is that of a checkpoint around."""
+    """Yield values that a backward pass reads as saved; the policy is of a checkpoint around."""
     for site in frame.sites:
         if isinstance(site, Node):
             is_sent = site.trait is Trait.COLLECTIVE
