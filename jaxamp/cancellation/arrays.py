@@ -32,35 +32,23 @@ def chosen(node: Node) -> tuple[int, ...]:
 
 
 class Arrays:
-    """Arrays of a program, and how they are made of each other.
-
-    Attributes:
-      graph: the program.
-      makers: per value, the node that makes it; of what a loop carries, the one before the loop.
-      sizes: of values as they were before they were repeated.
-      origins: per value, the array that it is.
-      whole: as `origins`, but a part or a sum is an array of its own.
-      is_sum: per value, whether it is a sum over an axis.
-      is_negative: per value, whether it is a negative multiple of its array.
-      linear: per product, the arrays that it multiplies.
-      added: per sum, its terms.
-      mixed: sums of which some term, however early, is subtracted.
-      joined: per array that others are joined in, these.
-      carried: per array that enters a loop, what it is in the next iteration.
-    """
+    """Arrays of a program, and how they are made of each other."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.sizes = graph.sizes.copy()
-        self.origins = list(range(len(graph.avals)))
-        self.whole = self.origins.copy()
-        self.is_sum = bytearray(len(graph.avals))
+        self.sizes = graph.sizes.copy()  # of values as they were before they were repeated
+        self.origins = list(range(len(graph.avals)))  # per value, the array that it is
+        self.whole = self.origins.copy()  # as `origins`, but a part or a sum is an array of its own
+        self.is_sum = bytearray(len(graph.avals))  # per value, whether it is a sum over an axis
+        # Per value, whether it is a negative multiple of its array.
         self.is_negative = bytearray(len(graph.avals))
+        # Per value, the node that makes it; of what a loop carries, the one before the loop.
         self.makers: dict[int, Node] = {}
-        self.linear: dict[int, frozenset[int]] = {}
-        self.added: dict[int, frozenset[int]] = {}
-        self.mixed: set[int] = set()
-        self.joined: dict[int, frozenset[int]] = {}
+        self.linear: dict[int, frozenset[int]] = {}  # per product, the arrays that it multiplies
+        self.added: dict[int, frozenset[int]] = {}  # per sum, its terms
+        self.mixed: set[int] = set()  # sums of which some term, however early, is subtracted
+        self.joined: dict[int, frozenset[int]] = {}  # per array that others are joined in, these
+        # Per array that enters a loop, what it is in the next iteration.
         self.carried: dict[int, frozenset[int]] = {}
         self._made_of: dict[tuple[frozenset[int], bool], dict[int, bool]] = {}
         for node in graph.nodes:

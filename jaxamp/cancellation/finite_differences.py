@@ -201,16 +201,12 @@ def _has_both_signs(arrays: Arrays, value: int) -> bool:
 
 
 class _Places:
-    """Numbers of values, and which are made of moved places.
-
-    Attributes:
-      spread: what is made of several places in one array.
-    """
+    """Numbers of values, and which are made of moved places."""
 
     def __init__(self, arrays: Arrays, steps: _Steps, near: set[int]) -> None:
         graph, self._arrays, self._steps, self._near = arrays.graph, arrays, steps, near
         self._same, self._alike = ([*range(len(graph.avals))] for _ in range(2))
-        self.spread = set[int]()
+        self.spread = set[int]()  # what is made of several places in one array
         numbers = dict[float, int]()
         for value, number in graph.constants.items():
             if graph.sizes[value] == 1:

@@ -60,14 +60,10 @@ class Findings(Draft):
 
 
 class Outline:
-    """Maker of the units in which a jaxpr is emitted: here each equation is one, as written.
-
-    Attributes:
-      repeated: groups that have more than one place.
-    """
+    """Maker of the units in which a jaxpr is emitted: here each equation is one, as written."""
 
     def __init__(self) -> None:
-        self.repeated: set[Fusion] = set()
+        self.repeated: set[Fusion] = set()  # groups that have more than one place
 
     def steps(
         self, jaxpr: Jaxpr, plan: JaxprPlan, groups: Groupings, recomputed: Mapping[Var, int]

@@ -49,20 +49,15 @@ class Runner:
     One form is kept for each tree structure and set of constants; it is a ``jax.jit`` of the
     rewritten function, whose own cache tells shapes, dtypes, weak types and shardings apart.
     A form is dropped when one of its weakly referenced constants dies.
-
-    Attributes:
-      resolve: returns the function.
-      settings: how it is rewritten.
-      companion: an object that an adapter keeps for as long as this lives.
     """
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         # Before any trace: primitives of core and features are entered in the table of kinds.
         importlib.import_module("jaxamp.run.rewriting")
         features.works()
-        self.resolve = hold(function)
-        self.settings = settings
-        self.companion: Any = None
+        self.resolve = hold(function)  # returns the function
+        self.settings = settings  # how it is rewritten
+        self.companion: Any = None  # an object that an adapter keeps for as long as this lives
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         self._traces: dict[Layout, tuple[int, Sequence[Hashable]]] = {}
         self._forms: dict[Hashable, Callable[..., Any]] = {}

@@ -55,17 +55,13 @@ class Static:
 
     As auxiliary data of a compiled function's output tree, it comes back with the arrays of the
     very form that has run. Compared by identity.
-
-    Attributes:
-      treedef: the structure.
-      constants: per leaf ``None`` for an array, else what returns the constant.
     """
 
     __slots__ = ("constants", "is_all_arrays", "treedef")
 
     def __init__(self, treedef: Any, constants: Constants) -> None:
         self.treedef = treedef
-        self.constants = constants
+        self.constants = constants  # per leaf ``None`` for an array, else what returns the constant
         self.is_all_arrays = all(constant is None for constant in constants)
 
     def join(self, arrays: Sequence[Any]) -> Any:

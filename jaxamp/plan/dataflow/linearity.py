@@ -26,17 +26,13 @@ _OF_ONE = ("square", "integer_pow", "mul", *SUMS)
 
 
 class Linearity:
-    """Flags of what values are made of, from a sweep forward.
-
-    Attributes:
-      made: per value, the flags `LINEAR`, `BOUNDED`, `LOGARITHM` and `PROPAGATED`.
-      origin: per value that is made of parts of one, that one.
-    """
+    """Flags of what values are made of, from a sweep forward."""
 
     def __init__(self, graph: Graph, provenance: Provenance) -> None:
         self.graph, self.provenance = graph, provenance
+        # Per value, the flags `LINEAR`, `BOUNDED`, `LOGARITHM` and `PROPAGATED`.
         self.made = bytearray(len(graph.avals))
-        self.origin = _find_origins(graph)
+        self.origin = _find_origins(graph)  # per value that is made of parts of one, that one
         mark(self.made, graph.activations, LINEAR)
         for carry in graph.carries:
             self.made[carry.inner] = self.made[carry.result] = LINEAR * (not carry.keeps_dtype)

@@ -34,11 +34,7 @@ def join_recomputations(
 
 
 class _Joiner:
-    """Joiner of the groups of one jaxpr.
-
-    Attributes:
-      maker: per value that later groups recompute, the equation that they recompute for it.
-    """
+    """Joiner of the groups of one jaxpr."""
 
     def __init__(
         self, groups: Groups, readings: OperandReads, recomputed: Set[int], frame: Frame
@@ -46,6 +42,7 @@ class _Joiner:
         self.fusible, self.levels = groups.fusible, groups.levels
         self.groups, self.sites, self.readings = groups.by_frame[frame], frame.sites, readings
         self.members = {index for group in self.groups for index in group}
+        # Per value that later groups recompute, the equation that they recompute for it.
         self.maker = {
             value: index
             for index in self.members

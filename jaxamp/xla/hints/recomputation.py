@@ -21,16 +21,7 @@ from jaxamp.xla.hints.techniques import Technique
 
 
 class Recomputation:
-    """Residuals and recomputed values of a program's groups.
-
-    Attributes:
-      saved: values inside a group that are residuals, rather than recomputed.
-      saved_by_rules: of these, values that a derivative rule holds and saves; see `regions.py`.
-      recomputed: values that a later group recomputes rather than reads. Results of equality tests
-        are read: what is computed twice may differ in its last bit. So are reductions of what is
-        neither in memory nor recomputed: their operands would be stored for it. And so are sums of
-        rows for later kernels alone, which read the rows for nothing else.
-    """
+    """Residuals and recomputed values of a program's groups."""
 
     def __init__(self, findings: Findings, techniques: Set[Technique]) -> None:
         groups = findings.groups
@@ -40,8 +31,14 @@ class Recomputation:
         self._groups = groups
         relus = self.regions.relu_outputs if Technique.RELU_RESIDUALS in techniques else set[int]()
         self._sole_readings = self._find_sole_readings() if relus else set[int]()
+        # Values inside a group that a derivative rule holds and saves; see `regions.py`.
         self.saved_by_rules = set(filter(self._is_saved_by_rule, relus))
+        # Values inside a group that are residuals, rather than recomputed: these, and others.
         self.saved = set(self.saved_by_rules)
+        # Values that a later group recomputes rather than reads. Results of equality tests are
+        # read: what is computed twice may differ in its last bit. So are reductions of what is
+        # neither in memory nor recomputed: their operands would be stored for it. And so are sums
+        # of rows for later kernels alone, which read the rows for nothing else.
         self.recomputed: set[int] = set()
         joins = Technique.CONCATENATION_PARTS in techniques
         self._side_by_side = self._find_side_by_side() if joins else {}
