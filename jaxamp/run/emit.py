@@ -6,6 +6,8 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -111,22 +113,13 @@ def unchanged(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
 
-@jax.tree_util.register_pytree_node_class
+@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["outputs"])
+@dataclass(eq=False)
 class Result:
     """Result of a compiled form: arrays, and the static rest of what the function returned."""
 
-    def __init__(self, arrays: Sequence[Any], outputs: Any) -> None:
-        self.arrays = arrays
-        self.outputs = outputs
-
-    def tree_flatten(self) -> tuple[Sequence[Any], Any]:
-        """Return the arrays as children, and the static rest."""
-        return self.arrays, self.outputs
-
-    @classmethod
-    def tree_unflatten(cls, outputs: Any, arrays: Sequence[Any]) -> Result:
-        """Build the result from its children."""
-        return cls(arrays, outputs)
+    arrays: Sequence[Any]
+    outputs: Any
 
 
 def function_result(result: Any) -> Any:

@@ -22,7 +22,6 @@ from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait, is_by_element
 from jaxamp.found.cross_entropy.logits import MOVES
-from jaxamp.found.cross_entropy.slices import in_slices
 from jaxamp.jaxprs.interpret import walk
 
 apart_p = Primitive("read_anew")
@@ -104,7 +103,7 @@ class _Chunk(NamedTuple):
             return jax_compat.bind(eqn, arrays)
         (contracted,) = first.params["dimension_numbers"][0][first.invars.index(matrix)]
         side = eqn.invars.index(matrix)
-        return [in_slices(eqn, arrays, side, 1 - contracted, self.slices)]
+        return [_in_slices(eqn, arrays, side, 1 - contracted, self.slices)]
 
     def read(self, operands: Sequence[Any]) -> list[Any]:
         """Return operands of one reader, for which logits are put behind a barrier."""
@@ -160,6 +159,30 @@ class _Chunk(NamedTuple):
             (result,) = jax_compat.bind(eqn, operands)
         copies[value] = self.rows(result)
         return copies[value]
+
+
+def _in_slices(eqn: JaxprEqn, operands: Sequence[Any], side: int, words: int, count: int) -> Any:
+    """Return the result of a product that reads a matrix for some words at a time.
+
+    No copy in 16 bits of all words is then in memory, which is as large as the logits of as many
+    tokens as a token has numbers. The matrix, of two axes, is the operand of that `side`, and
+    `words` its axis of words, which the number of slices divides.
+    """
+    shape, axes = eqn.outvars[0].aval.shape, {side: words}  # type: ignore[attr-defined]
+    size = operands[side].shape[words] // count
+    contracted = eqn.params["dimension_numbers"][0]
+    if is_summed := contracted[side] == (words,):
+        axes[1 - side] = contracted[1 - side][0]
+
+    def part(start: Any) -> Any:
+        cut = {i: lax.dynamic_slice_in_dim(operands[i], start, size, a) for i, a in axes.items()}
+        return jax_compat.bind(eqn, [cut.get(i, array) for i, array in enumerate(operands)])[0]
+
+    starts = size * jnp.arange(count, dtype=jnp.int32)
+    if is_summed:
+        nothing = lax.full_like(operands[1 - side], 0, shape=shape)
+        return lax.scan(lambda total, start: (total + part(start), None), nothing, starts)[0]
+    return jnp.moveaxis(lax.map(part, starts), 0, side * (len(shape) - 1)).reshape(shape)
 
 
 def _shaped(array: Any, shape: tuple[int, ...]) -> Any:
