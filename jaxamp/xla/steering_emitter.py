@@ -20,7 +20,12 @@ from jaxamp.xla.primitives.checkpoint_barriers import (
     mark_residual,
     recomputation_barrier,
 )
-from jaxamp.xla.primitives.label_gather import label_gather, scatter_by_comparison
+from jaxamp.xla.primitives.label_gather import (
+    gathers_one_of_each_row,
+    label_gather,
+    scatter_by_comparison,
+    scatters_one_to_each_row,
+)
 from jaxamp.xla.primitives.rounding_barrier import (
     rounding_barrier,
     unbarriered,
@@ -28,7 +33,6 @@ from jaxamp.xla.primitives.rounding_barrier import (
 )
 from jaxamp.xla.primitives.split_sums import LARGE
 from jaxamp.xla.relu_masks import compare_relu_results
-from jaxamp.xla.row_lookups import gathers_one_of_each_row, scatters_one_to_each_row
 
 _LONG_ROW = 16  # numbers that a lookup finds for each index, and that are worth a copy of those
 
