@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal
 
@@ -15,21 +15,13 @@ from jaxamp.found.region import Region
 from jaxamp.jaxprs.interpret import bind_nested
 
 
-class Binding(Protocol):
-    """Emission of units that change together, one after the other."""
-
-    def emit(self, emitter: Emitter, unit: Unit) -> Sequence[Any]:
-        """Emit one of the units; of its results those that nobody reads are ``None``."""
-        ...
-
-
 @dataclass(slots=True)
 class Changes:
     """Changes of a level."""
 
     regions: Sequence[Region]
     bodies: Mapping[Unit, list[ClosedJaxpr]]  # other jaxprs of loops, branches and the like
-    bindings: Mapping[Unit, Binding]  # units that are emitted by something else
+    bindings: Mapping[Unit, Any]  # units that change together: the `pairs.Together` of each
 
     @property
     def any(self) -> bool:
@@ -50,7 +42,7 @@ class Emitter:
     def __init__(self, level: Level, changes: Changes) -> None:
         self.level, self.changes = level, changes
         self.env: dict[int, Any] = dict(level.constants)  # the values that have been emitted
-        self.handed: dict[Binding, Any] = {}  # what the first unit of a binding leaves to the next
+        self.handed: dict[Any, Any] = {}  # what the first unit of a binding leaves to the next
         self.units, self._read = staying(level, changes.regions)
         self._before, _ = staying(level, ())
         # Values that units which stay or regions read, or the level returns.

@@ -141,7 +141,7 @@ class Together:
         self.crossing = _crossing(joined, changes)
 
     def emit(self, emitter: Emitter, unit: Unit) -> Sequence[Any]:
-        """Emit one of the two equations."""
+        """Emit one of the two equations; of its results those that nobody reads are ``None``."""
         return self._first(emitter) if unit is self.joined.pair.first else self._second(emitter)
 
     def _first(self, outer: Emitter) -> list[Any]:
@@ -304,18 +304,10 @@ def _crossing(joined: Joined, changes: Changes) -> _Crossing:
             forwards.append(i)
     parts = _wired(joined.pair.first).parts(joined.entries[0])
     _, fixed, carries, sliced = ({*numbers(part)} for part in parts)
-    bindings = [b for b in changes.bindings.values() if isinstance(b, Together)]
-    return _Crossing(
-        sorted(reads & (fixed | sliced)),
-        sorted(reads & (first | carries)),
-        held,
-        forwards,
-        [
-            b
-            for b in dict.fromkeys(bindings)
-            if made(b.joined.pair.first) <= first and made(b.joined.pair.second) <= second
-        ],
-    )
+    inputs, values = sorted(reads & (fixed | sliced)), sorted(reads & (first | carries))
+    pairs = ((b, b.joined.pair) for b in dict.fromkeys(changes.bindings.values()))
+    both = [b for b, pair in pairs if made(pair.first) <= first and made(pair.second) <= second]
+    return _Crossing(inputs, values, held, forwards, both)
 
 
 def _reads(emitter: Emitter, units: Sequence[Unit]) -> Iterator[int]:

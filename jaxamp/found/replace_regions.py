@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.core.features import Outcome, Replaced
-from jaxamp.found.emit_level import Binding, Changes, emit_level
+from jaxamp.found.emit_level import Changes, emit_level
 from jaxamp.found.levels import Given, Level, Unit, known_in, open_level
 from jaxamp.found.pairs import Together, join, pairs_of
 from jaxamp.found.region import Kind
@@ -68,10 +68,10 @@ class _Search:
 
     def _inside(
         self, level: Level, known: KnownArrays
-    ) -> tuple[dict[Unit, list[ClosedJaxpr]], dict[Unit, Binding]]:
+    ) -> tuple[dict[Unit, list[ClosedJaxpr]], dict[Unit, Together]]:
         """Return the jaxprs of loops, branches and the like that change, and pairs of loops."""
         bodies: dict[Unit, list[ClosedJaxpr]] = {}
-        bindings: dict[Unit, Binding] = {}
+        bindings: dict[Unit, Together] = {}
         outcomes: dict[Unit, list[Outcome]] = {}
         for unit in level.atomic():
             if unit.is_whole or wiring(unit.eqn) not in _ENTERED:
