@@ -48,6 +48,23 @@ def define(
     register_op_kind(primitive, kind, trait=trait, addends=addends)
 
 
+def define_marker(
+    primitive: Primitive, lowered: Mapping[str | None, Callable[..., Any]], **words: Any
+) -> None:
+    """Define a primitive that returns its operands; tangents and mapped axes are as they were.
+
+    On platforms of which `lowered` says nothing, nothing is left of it.
+    """
+
+    def same(*values: Any, **_: Any) -> Any:
+        return list(values) if primitive.multiple_results else values[0]
+
+    def beside(values: Sequence[Any], others: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*values, **params), same(*others)
+
+    define(primitive, same, same, beside, beside, {None: same, **lowered}, **words)
+
+
 def compiled(primitive: Primitive) -> Callable[..., Any]:
     """Return an evaluation rule that compiles a primitive, once for each set of parameters."""
 

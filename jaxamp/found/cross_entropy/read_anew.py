@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Primitive
 
 from jaxamp.core import jax_compat
-from jaxamp.core.define import define
+from jaxamp.core.define import define_marker
 from jaxamp.core.taxonomy import OpKind, Trait, is_by_element
 from jaxamp.found.cross_entropy.logits import MOVES
 from jaxamp.jaxprs.interpret import walk
@@ -189,20 +189,10 @@ def _shaped(array: Any, shape: tuple[int, ...]) -> Any:
     return array if array.shape == shape else lax.reshape(array, shape)
 
 
-def _same(*values: Any) -> list[Any]:
-    return [*values]
-
-
 def _apart(*values: Any) -> list[Any]:
     """Put each value behind its own barrier: XLA:GPU overwrites no operand that was in a tuple."""
     return [*map(lax.optimization_barrier, values)]
 
 
-def _beside(values: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    return apart_p.bind(*values), [*others]
-
-
-define(
-    apart_p, _same, _same, _beside, _beside, {None: _same, "cuda": _apart, "rocm": _apart},
-    kind=OpKind.DATA_MOVEMENT, trait=Trait.SHAPE,
-)  # fmt: skip
+_LOWERED = {"cuda": _apart, "rocm": _apart}
+define_marker(apart_p, _LOWERED, kind=OpKind.DATA_MOVEMENT, trait=Trait.SHAPE)

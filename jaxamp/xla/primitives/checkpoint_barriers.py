@@ -35,7 +35,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
-from jaxamp.core.define import define
+from jaxamp.core.define import define_marker
 from jaxamp.core.taxonomy import OpKind, Trait, op_of, register_op_kind
 from jaxamp.jaxprs.nested import nested
 from jaxamp.plan.graph.graph import is_smaller
@@ -88,20 +88,7 @@ def group_of(policy: GroupPolicy) -> Callable[..., list[Any]]:
     return jax_compat.define_checkpoint(group_p, policy)
 
 
-def _marked_beside(values: Sequence[Any], others: Sequence[Any]) -> tuple[Any, Any]:
-    """Mark a value; what comes with it, such as its tangent, is no residual."""
-    return mark_residual(*values), *others
-
-
-define(
-    residual_p,
-    lambda value: value,
-    lambda value: value,
-    _marked_beside,
-    _marked_beside,
-    kind=OpKind.DATA_MOVEMENT,
-    trait=Trait.SAME,
-)
+define_marker(residual_p, {}, kind=OpKind.DATA_MOVEMENT, trait=Trait.SAME)
 ad.primitive_transposes[residual_p] = lambda cotangent, _: [cotangent]  # of a rule's tangents
 
 
@@ -182,10 +169,6 @@ def _puts_back(jaxpr: Jaxpr) -> bool:
     return any(not any(is_smaller(size * _RATIO, other) for other in read) for size in made)
 
 
-def _same(*values: Any, **params: Any) -> list[Any]:
-    return list(values)
-
-
 def _lowered(*values: Any, **params: Any) -> list[Any]:
     chosen = needs_barrier(values, **params)
     if not any(chosen):
@@ -196,14 +179,6 @@ def _lowered(*values: Any, **params: Any) -> list[Any]:
     ]
 
 
-def _beside(
-    values: Sequence[Any], others: Sequence[Any], **params: Any
-) -> tuple[list[Any], list[Any]]:
-    """Put values behind the barrier; what comes with them, such as tangents, gets none."""
-    return recomputation_barrier_p.bind(*values, **params), list(others)
-
-
 # On a CPU a barrier keeps a rounding that XLA leaves out where it is read first.
-_LOWERED = {None: _same, "cuda": _lowered, "rocm": _lowered}
-define(recomputation_barrier_p, _same, _same, _beside, _beside, _LOWERED)
+define_marker(recomputation_barrier_p, {"cuda": _lowered, "rocm": _lowered})
 jax_compat.split_by_operand(recomputation_barrier_p, "recomputed")
