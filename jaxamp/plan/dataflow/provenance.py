@@ -75,7 +75,7 @@ def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
     for value in graph.sources:
         bits[value] |= graph.is_float32[value] * STATE
     for carry in graph.carries:
-        if carry.keeps_dtype and graph.is_float32[carry.inner]:
+        if carry.keeps_dtype and not carry.is_gated and graph.is_float32[carry.inner]:
             bits[carry.inner] |= STATE
             bits[carry.result] |= STATE
     for value in graph.activations:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
-from jaxamp.core.taxonomy import OpKind
+from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.plan.dataflow.constraints import constrain_contraction
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, Provenance, find_provenance
 from jaxamp.plan.dataflow.repeated_decisions import find_repeated
 from jaxamp.plan.dataflow.uses import Lowerable, Uses, find_uses
 from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
+from jaxamp.plan.graph.sweeps import mark, union
 from jaxamp.plan.precision.choose import narrow_kinds
 from jaxamp.plan.precision.overrides import Forced
 from jaxamp.policy.policy import PrecisionPolicy
@@ -27,6 +28,7 @@ def settle_carries(
     if Guard.LOOP_CARRY not in policy.guards or narrow_kinds(policy)[OpKind.ELEMENTWISE] is None:
         for carry in graph.carries:
             carry.keeps_dtype = True
+    _mark_gated(graph)
     repeated, no_gain = frozenset[int](), Guard.NO_GAIN in policy.guards
     while True:
         provenance = find_provenance(graph, policy.low)
@@ -41,6 +43,27 @@ def settle_carries(
         if kept == [carry.keeps_dtype for carry in graph.carries] and more <= repeated:
             return provenance, uses
         repeated |= more
+
+
+_ADDED, _CURVED = 1, 2
+
+
+def _mark_gated(graph: Graph) -> None:
+    """Mark carries to which no result of Compute is added but through a curve: gated units.
+
+    `h = (1 - z) * n + z * h`. Such a state of float32 is no parameter under training: products
+    whose results curves read for the next state are read by the products that read the state.
+    """
+    made = bytearray(len(graph.avals))  # per value, of what else than a state it is made
+    mark(made, graph.sources, _ADDED)
+    for node in graph.nodes if graph.carries else ():
+        if node.link is Link.INIT or node.link is Link.BACK:
+            continue
+        flags = union(made, node.ins) if node.is_elementwise else _ADDED
+        flags = _CURVED if node.trait is Trait.SMOOTH else flags
+        mark(made, filter(graph.is_float32.__getitem__, node.outs), flags)
+    for carry in graph.carries:
+        carry.is_gated = made[carry.out] == _CURVED
 
 
 def _lowering(

@@ -247,3 +247,68 @@ def test_places_whose_differences_a_layer_reads_stay_float32() -> None:
     made = jax.make_jaxpr(amp(refined, "mixed_bf16"))(*args)
     (layers,) = (eqn for eqn in equations(made.jaxpr) if eqn.primitive.name == "scan")
     assert layers.outvars[0].aval.dtype == jnp.float32
+
+
+def _gru(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
+    by = h @ w
+    z, r = jnp.split(jax.nn.sigmoid(x[:, :32] + by[:, :32]), 2, axis=1)
+    return (1 - z) * jnp.tanh(x[:, 32:] + r * by[:, 32:]) + z * h
+
+
+def _leaky(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
+    return 0.95 * h + 0.05 * jnp.tanh((h @ w + x)[:, :16])
+
+
+UNITS = {"GRU": _gru, "leaky": _leaky}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_products_that_curves_read_for_a_state_are_narrow(name: str) -> None:
+    """The state is float32, for its increments; what a curve makes of a product is as exact."""
+    seeds = jax.random.split(jax.random.key(0), 4)
+    xs = jax.random.normal(seeds[0], (256, 4, 24))
+    enter, w, out = (
+        jax.random.normal(seed, shape) * shape[0] ** -0.5
+        for seed, shape in zip(seeds[1:], [(24, 48), (16, 48), (16, 3)], strict=True)
+    )
+
+    def run(xs: jax.Array, w: jax.Array, cast: Any = lambda x: x) -> jax.Array:
+        def turn(h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return cast(UNITS[name](cast(w), h, x)), None
+
+        h, _ = lax.scan(turn, cast(jnp.zeros((4, 16))), cast(xs) @ cast(enter))
+        return h @ cast(out)
+
+    plan = plan_of(run)(xs, w)
+    products = [d.output for d in plan.decisions() if d.primitive == "dot_general"]
+    assert products == [Precision.BF16, Precision.BF16, Precision.F32]
+    (scan,) = [
+        e for e in equations(jax.make_jaxpr(amp(run))(xs, w).jaxpr) if e.primitive.name == "scan"
+    ]
+    assert scan.outvars[0].aval.dtype == jnp.float32
+    exact, ours = run(xs, w), amp(run)(xs, w)
+    by_hand = run(xs, w, lambda x: x.astype(jnp.bfloat16))
+    assert jnp.linalg.norm(ours - exact) <= jnp.linalg.norm(by_hand - exact)
+
+
+def test_gradients_of_parameters_drawn_inside_stay_float32() -> None:
+    """They are a carry that products read, too, but no curve is between it and a gradient."""
+
+    def train(x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss(w: jax.Array) -> jax.Array:
+            return jnp.mean((jnp.tanh(x @ w).sum(1) - y) ** 2)
+
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            w, m, v = carry
+            grad = jax.grad(loss)(w)
+            m, v = 0.9 * m + 0.1 * grad, 0.9 * v + 0.1 * grad**2
+            return (w - 0.01 * m / (jnp.sqrt(v) + 1e-8), m, v), None
+
+        w = jax.random.normal(jax.random.key(0), (16, 64))
+        (w, *_), _ = lax.scan(step, (w, jnp.zeros_like(w), jnp.zeros_like(w)), length=3)
+        return jnp.tanh(x @ w) @ jnp.ones((64, 2))
+
+    decisions = plan_of(train)(jnp.ones((32, 16)), jnp.ones(32)).decisions()
+    products = [d for d in decisions if d.primitive == "dot_general"]
+    gradients = [d for d in products if 32 not in d.eqn.outvars[0].aval.shape]
+    assert [d.output for d in gradients] == [Precision.F32]
