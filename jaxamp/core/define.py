@@ -49,7 +49,7 @@ def define(
 
 
 def define_marker(
-    primitive: Primitive, lowered: Mapping[str | None, Callable[..., Any]], **words: Any
+    primitive: Primitive, lowered: Mapping[str, Callable[..., Any]], **words: Any
 ) -> None:
     """Define a primitive that returns its operands; tangents and mapped axes are as they were.
 
