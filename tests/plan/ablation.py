@@ -80,6 +80,7 @@ ANALYSES: dict[str, tuple[str, Any]] = {
     "solver_steps": (f"{CANCELLED}.find_solver_steps", _no_reasons),
     "singularities": (f"{HAZARDS}.find_singularities", _no_flags),
     "small_divisors": (f"{HAZARDS}.find_small_divisors", _no_flags),
+    "divided": (f"{HAZARDS}.find_divided", _nothing),
     "rescaled_products": (f"{CHOICE}.find_rescaled_products", _nothing),
     "split_lookups": (f"{CHOICE}.find_split_lookups", _nothing),
     "transposed_lookups": ("jaxamp.plan.dataflow.uses.find_transposed_lookups", _nothing),

@@ -14,6 +14,7 @@ from jaxamp.plan.conditioning.singularities import (
     AT_NUMBER,
     AT_ZERO,
     MAY_OVERFLOW,
+    find_divided,
     find_singularities,
     find_small_divisors,
 )
@@ -47,6 +48,7 @@ class Hazards:
         graph, provenance = flow.graph, flow.provenance
         self._flow, self._guards = flow, policy.guards
         self._small_divisors = find_small_divisors(graph, provenance)
+        self._divided = find_divided(graph)
         self._singularities = find_singularities(graph, self._small_divisors)
         recurrences = find_unrolled_recurrences(graph, provenance)
         self.forget_gates = find_forget_gates(graph, recurrences)
@@ -79,6 +81,10 @@ class Hazards:
             if low is Precision.F16 and union(self._small_divisors, outs) & MAY_OVERFLOW:
                 return Constraint(
                     "quotient of a possibly small divisor: may overflow f16", Guard.RANGE
+                )
+            if low is Precision.F16 and not self._divided.isdisjoint(outs):
+                return Constraint(
+                    "divided by what may be tiny: its cotangent may overflow f16", Guard.RANGE
                 )
         if Guard.EXACT_INTEGER in guards and any(is_inexact(graph, v, low) for v in outs):
             return Constraint(

@@ -15,7 +15,7 @@ from jaxamp.core.intervals import magnitude
 from jaxamp.core.semantics import Pole
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.consumers import ADDS
+from jaxamp.plan.graph.consumers import ADDS, descendants
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_apart, is_nonnegative
 from jaxamp.plan.graph.sweeps import backward, column, forward, union
 
@@ -31,6 +31,8 @@ _SINGULAR = {Pole.ZERO: AT_ZERO, Pole.NUMBER: AT_NUMBER | AT_BOUND}
 _DIVIDING = ("div", "mul", "integer_pow")
 _POWERS = ("integer_pow", "square", "sqrt", "cbrt")
 _REDUCTIONS = (Trait.EXTREMUM, Trait.PREFIX, Trait.PRODUCT)
+_ADDING = (*ADDS, "neg", "scatter-add", "reduce_sum")
+_FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
 
 
 def find_singularities(graph: Graph, small_divisors: bytearray) -> bytearray:
@@ -145,3 +147,27 @@ def _of(bits: bytearray, node: Node) -> int:
         is_reciprocal = node.eqn.params["y"] < 0
         return bits[node.ins[0]] & MAY_UNDERFLOW and MAY_OVERFLOW if is_reciprocal else 0
     return union(bits, node.ins) if node.trait in _ALGEBRAIC or node.name in _ROOTS else 0
+
+
+def find_divided(graph: Graph) -> frozenset[int]:
+    """Return dividends of what may be as small as a number that is added to it, and their terms.
+
+    In `sums / (counts + 1e-8)` a count may be zero: a cotangent is then 1e8 times as large, until
+    a mask takes it away, and float16 ends before. What divides itself, as by its norm, is none.
+    """
+    tiny = {n.outs[0] for n in graph.named.get("add", ()) if any(_is_tiny(graph, v) for v in n.ins)}
+    found = set[int]()
+    for node in reversed(graph.nodes) if tiny else ():
+        if node.name == "div" and graph.origin(node.ins[1]) in tiny:
+            made = descendants(graph, node.ins[0], lambda n: n.role in _FUSED)
+            found.update(node.ins[:1] if node.ins[1] not in made else ())
+        elif node.role is Role.MOVE:
+            found.update(source for source, out in node.moves if out in found)
+        elif node.name in _ADDING or node.role is Role.MERGE:
+            found.update(node.ins if not found.isdisjoint(node.outs) else ())
+    return frozenset(found)
+
+
+def _is_tiny(graph: Graph, value: int) -> bool:
+    """Return whether a value is a known number above zero whose reciprocal is beyond float16."""
+    return 0 < graph.constants.get(value, 0.0) < 1 / Precision.F16.max

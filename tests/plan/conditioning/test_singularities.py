@@ -230,3 +230,26 @@ def test_a_difference_may_be_zero_at_any_number() -> None:
     decisions = plan_of(lambda x: jnp.log(jax.nn.sigmoid(x @ W) - 0.5) @ OUT)(X).decisions()
     (reason,) = [d.reason for d in decisions if d.primitive == "logistic"]
     assert reason == "rounding may hit a singularity of a later operation"
+
+
+def mean_of_contacts(q: jax.Array, touches: jax.Array, turns: jax.Array) -> jax.Array:
+    """The mean of torques over contacts, of which some bodies have none, through inertias."""
+    forces = jnp.where(touches[:, None], q @ W[:, :3], 0)
+    torques = forces + jnp.cross(q @ W[:, 3:6], forces)
+    bodies = jnp.arange(ROWS) % 4
+    added = jax.ops.segment_sum(torques, bodies, 4)
+    counts = jax.ops.segment_sum(jnp.float32(touches), bodies, 4)
+    return jnp.einsum("nij,nj->ni", turns, added / (counts[:, None] + 1e-8))
+
+
+def test_a_cotangent_that_a_count_of_zero_makes_large_is_not_rounded_to_float16():
+    """A mask takes it away, as it does in float32."""
+    touches = jnp.arange(ROWS) % 4 > 0
+    turns = DRAW.weight(3, 3) + jnp.zeros((4, 3, 3), jnp.float32)
+
+    def loss(q: jax.Array) -> jax.Array:
+        return jnp.tanh(mean_of_contacts(q, touches, turns)).sum()
+
+    exact = jax.grad(loss)(X)
+    found = jax.grad(amp(loss, "f16"))(X)
+    assert jnp.linalg.norm(found - exact) < 0.01 * jnp.linalg.norm(exact)
