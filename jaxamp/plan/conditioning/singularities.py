@@ -15,7 +15,7 @@ from jaxamp.core.intervals import magnitude
 from jaxamp.core.semantics import Pole
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.consumers import ADDS, descendants
+from jaxamp.plan.graph.consumers import ADDS, closure
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_apart, is_nonnegative
 from jaxamp.plan.graph.sweeps import backward, column, forward, union
 
@@ -156,16 +156,29 @@ def find_divided(graph: Graph) -> frozenset[int]:
     a mask takes it away, and float16 ends before. What divides itself, as by its norm, is none.
     """
     tiny = {n.outs[0] for n in graph.named.get("add", ()) if any(_is_tiny(graph, v) for v in n.ins)}
-    found = set[int]()
+    found, divided = set[int](), dict[int, Node]()
     for node in reversed(graph.nodes) if tiny else ():
+        for value in divided.keys() & node.outs:
+            if not _divides_itself(graph, node, divided[value]):
+                found.add(value)
         if node.name == "div" and graph.origin(node.ins[1]) in tiny:
-            made = descendants(graph, node.ins[0], lambda n: n.role in _FUSED)
-            found.update(node.ins[:1] if node.ins[1] not in made else ())
+            divided[node.ins[0]] = node
         elif node.role is Role.MOVE:
             found.update(source for source, out in node.moves if out in found)
         elif node.name in _ADDING or node.role is Role.MERGE:
             found.update(node.ins if not found.isdisjoint(node.outs) else ())
     return frozenset(found)
+
+
+def _divides_itself(graph: Graph, maker: Node, quotient: Node) -> bool:
+    """Return whether what a dividend is, or is made of by one node, makes its divisor."""
+
+    def made(value: int) -> list[int]:
+        readers = (n for n in graph.readers[value] if n.index < quotient.index)
+        return [out for n in readers if n.role in _FUSED for out in n.outs]
+
+    own = [v for v in (*maker.ins, *maker.outs) if graph.is_float32[v]]
+    return quotient.ins[1] in closure(own, made)
 
 
 def _is_tiny(graph: Graph, value: int) -> bool:

@@ -253,3 +253,15 @@ def test_a_cotangent_that_a_count_of_zero_makes_large_is_not_rounded_to_float16(
     exact = jax.grad(loss)(X)
     found = jax.grad(amp(loss, "f16"))(X)
     assert jnp.linalg.norm(found - exact) < 0.01 * jnp.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("scale", [jnp.std, lambda x, *a, **k: jnp.linalg.norm(x, *a, **k)])
+def test_what_a_norm_divides_is_narrow_in_float16(scale):
+    """A divisor made of what the dividend is made of is tiny where that is."""
+
+    def normed(x: jax.Array) -> jax.Array:
+        y = x @ W
+        return (y - y.mean(-1, keepdims=True)) / (scale(y, axis=-1, keepdims=True) + 1e-6) @ OUT
+
+    reasons = [d.reason for d in plan_of(normed, "f16")(X).decisions()]
+    assert not [why for why in reasons if "cotangent may overflow" in why]
