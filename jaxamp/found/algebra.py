@@ -361,14 +361,12 @@ class Algebra:
 
     # Comparison.
 
-    def normal_form(self, value: Value) -> tuple[Any, list[Place], float] | None:
+    def normal_form(self, value: Value) -> tuple[Any, list[Place], float]:
         """Return a key that equal values share whatever their axes are, those axes, and a factor.
 
         Values of one key are multiples of each other: each is its factor times the same. Axes that
         are one place of all tensors are one, as what a reshape has made of it.
         """
-        if not value.terms:
-            return None
         position: dict[Axis, int] = {}
         wholes = {place[0]: place for place in _wholes(value)}
         inner = (axis for place in wholes.values() for axis in place[1:])
@@ -377,7 +375,7 @@ class Algebra:
             return sorted((f.base, p) for f, p in item[0]), item[1]
 
         items = sorted(substituted(value, dict.fromkeys(inner, ())).terms.items(), key=order)
-        first = items[0][1]
+        first = items[0][1] if items else 1.0
         for monomial, _ in items:
             for f, _p in sorted(monomial, key=lambda fp: (fp[0].base, fp[1])):
                 for axis in itertools.chain.from_iterable(f.places):

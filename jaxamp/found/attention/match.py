@@ -109,10 +109,8 @@ class Matcher:
         algebra = self.scores.algebra
         for value, forms in self.scores.forms.items():
             if algebra.exponentials(forms.whole):
-                form = algebra.normal_form(forms.whole)
-                if form is not None:
-                    key, axes, times = form
-                    self.index.setdefault(key, []).append((value, forms.whole, axes, times))
+                key, axes, times = algebra.normal_form(forms.whole)
+                self.index.setdefault(key, []).append((value, forms.whole, axes, times))
 
     def candidates(self) -> list[int]:
         """Return exponentials of scores that are summed by a product, in program order."""
@@ -367,10 +365,7 @@ class Matcher:
         return {name: self._holders(x) if x else [] for name, x in named.items()}
 
     def _holders(self, wanted: Value) -> list[Held]:
-        form = self.scores.algebra.normal_form(wanted)
-        if form is None:
-            return []
-        key, axes, times = form
+        key, axes, times = self.scores.algebra.normal_form(wanted)
         found = []
         for value, has, own, number in self.index.get(key, ()):
             pairs = [refine(*pair) for pair in zip(axes, own, strict=True)]

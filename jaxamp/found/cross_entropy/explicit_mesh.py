@@ -32,14 +32,7 @@ def as_typed(emitted: Emitted, logits: Any, avals: Sequence[Any]) -> Emitted:
     def each(read: Callable[[int], Any]) -> Mapping[int, Any]:
         with use_abstract_mesh(automatic):  # in it, this changes a type and moves nothing
             found = emitted(lambda value: reshard(read(value), PartitionSpec()))
-        return {value: _lies_as(avals[value], array) for value, array in found.items()}
+        with use_abstract_mesh(mesh):
+            return {value: reshard(x, avals[value].sharding) for value, x in found.items()}
 
     return each
-
-
-def _lies_as(aval: Any, array: Any) -> Any:
-    """Return an array with the sharding of a type, if it has any."""
-    if not jax_compat.has_typed_sharding(aval):
-        return array
-    with use_abstract_mesh(aval.sharding.mesh):
-        return reshard(array, aval.sharding)

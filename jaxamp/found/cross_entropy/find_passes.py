@@ -315,10 +315,9 @@ class Search:
         if unit is self.logits.unit or not contracts(unit) or flowing.result is None:
             return False
         wholes = [a for a, rows in zip(unit.ins, flowing.operands, strict=True) if rows is None]
-        if self.level.is_final:
-            return bool(wholes)
-        matrix = source(self.level, self.logits.unit.ins[1 - self.logits.side])
-        return any(source(self.level, a) != matrix for a in wholes)
+        matrix = self.logits.unit.ins[1 - self.logits.side]  # which no rule reads
+        own = None if self.level.is_final else source(self.level, matrix)
+        return any(source(self.level, a) != own for a in wholes)
 
     def _make(self, pending: list[tuple[Unit, Flow]], into: Pass, stage: int) -> None:
         """Add to a pass equations, and what their results are made of."""

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.extend.core import jaxpr_as_fun
@@ -100,6 +101,51 @@ def test_a_rule_of_derivatives_holds(name):
     (want, floats), (got, _) = ((jax.make_jaxpr(step)(*given), given) for step, given in runs)
     agree(want, found._replace(jaxpr=got), floats)
     assert name not in LINEAR or "custom_jvp_call" in {e.primitive.name for e in found.jaxpr.eqns}
+
+
+def _weighted(losses):
+    """Weights of each token, which are no operand of the rule."""
+    weights = np.linspace(0, 1, B * T, dtype=np.float32).reshape(B, T)
+    return losses, None, lambda _, g: g * weights
+
+
+def _sum_that_is_saved(losses):
+    """A sum with the gradient of half its square, for which no chunk knows the sum."""
+    total = losses.sum()
+    return total, total, lambda total, g: g * total
+
+
+def _beside_their_sum(losses):
+    """Results of which one is of each token, and one of all."""
+    return (losses, losses.sum()), None, lambda _, g: g[0] + g[1]
+
+
+@pytest.mark.parametrize("written", [_weighted, _sum_that_is_saved, _beside_their_sum])
+def test_a_rule_that_is_not_of_each_token_stays(written):
+    """A chunk has not all that its results or cotangents are made of."""
+
+    def forward(logits, labels):
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        results, saved, _ = written(losses)
+        return results, (logits, labels, saved)
+
+    def backward(saved, g):
+        logits, labels, saved = saved
+        pulled = written(jnp.zeros_like(labels, logits.dtype))[2](saved, g)
+        return _of_logits(logits, labels) * pulled[..., None], None
+
+    rule = jax.custom_vjp(lambda *given: forward(*given)[0])
+    rule.defvjp(forward, backward)
+
+    def loss(x, w, labels):
+        return sum(result.sum() for result in jax.tree.leaves(rule(x @ w, labels)))
+
+    program = Program(written.__name__, lambda: (loss, batch(Draw("not_of_each_token"))), 1)
+    closed, found, _ = replaced(program, "forward")
+    assert found.jaxpr is closed
+    assert [outcome.obstacle for outcome in found.refused] == [
+        "its softmax has a derivative rule that is not of each token"
+    ]
 
 
 def test_losses_alone_take_no_second_pass():
