@@ -155,6 +155,24 @@ MUTATIONS = (
         "tests/plan/precision/test_carries.py",
     ),
     Mutation(
+        "plan/precision/carries.py",
+        "flags = union(made, node.ins) if node.is_elementwise else _ADDED",
+        "flags = union(made, node.ins)",
+        "tests/plan/precision/test_carries.py",
+    ),
+    Mutation(
+        "plan/dataflow/shift_invariant_logits.py",
+        "own = [v for v in node.ins if graph.origin(v) not in invariants]",
+        "own = node.ins",
+        "tests/plan/dataflow/test_shift_invariant_logits.py",
+    ),
+    Mutation(
+        "plan/conditioning/singularities.py",
+        "if not _divides_itself(graph, node, divided[value]):",
+        "if True:",
+        "tests/plan/conditioning/test_singularities.py",
+    ),
+    Mutation(
         "core/intervals.py",
         "return Interval(max(x.low, y.low), max(x.high, y.high))",
         "return Interval(max(x.low, y.low), min(x.high, y.high))",

@@ -84,10 +84,13 @@ def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
     if largest <= Precision.F16.max:
         mark(bits, _find_spectra(graph), LARGE)
     results = {c.inner: c.result for c in graph.carries if graph.is_float32[c.inner]}
+    gated = {c.inner for c in graph.carries if c.is_gated}
     for node in forward(graph, bits):
         _TRANSFER[node.role](graph, bits, node)
+        if node.link is Link.INIT and node.outs[0] in gated:
+            bits[node.outs[0]] &= ~STATE
         # What starts as state is never lowered, and ends as state.
-        if node.link is Link.INIT and (result := results.get(node.outs[0])):
+        elif node.link is Link.INIT and (result := results.get(node.outs[0])):
             bits[result] |= bits[node.outs[0]] & STATE
     return Provenance(bits)
 

@@ -263,7 +263,10 @@ UNITS = {"GRU": _gru, "leaky": _leaky}
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_products_that_curves_read_for_a_state_are_narrow(name: str) -> None:
+@pytest.mark.parametrize("start", [None, jnp.full((4, 16), 0.5)], ids=["zeros", "given"])
+def test_products_that_curves_read_for_a_state_are_narrow(
+    start: jax.Array | None, name: str
+) -> None:
     """The state is float32, for its increments; what a curve makes of a product is as exact."""
     seeds = jax.random.split(jax.random.key(0), 4)
     xs = jax.random.normal(seeds[0], (256, 4, 24))
@@ -272,22 +275,24 @@ def test_products_that_curves_read_for_a_state_are_narrow(name: str) -> None:
         for seed, shape in zip(seeds[1:], [(24, 48), (16, 48), (16, 3)], strict=True)
     )
 
-    def run(xs: jax.Array, w: jax.Array, cast: Any = lambda x: x) -> jax.Array:
+    def run(xs: jax.Array, start: jax.Array | None, cast: Any = lambda x: x) -> jax.Array:
         def turn(h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
             return cast(UNITS[name](cast(w), h, x)), None
 
-        h, _ = lax.scan(turn, cast(jnp.zeros((4, 16))), cast(xs) @ cast(enter))
-        return h @ cast(out)
+        first = cast(jnp.zeros((4, 16)) if start is None else start)
+        return lax.scan(turn, first, cast(xs) @ cast(enter))[0] @ cast(out)
 
-    plan = plan_of(run)(xs, w)
+    plan = plan_of(run)(xs, start)
     products = [d.output for d in plan.decisions() if d.primitive == "dot_general"]
     assert products == [Precision.BF16, Precision.BF16, Precision.F32]
     (scan,) = [
-        e for e in equations(jax.make_jaxpr(amp(run))(xs, w).jaxpr) if e.primitive.name == "scan"
+        e
+        for e in equations(jax.make_jaxpr(amp(run))(xs, start).jaxpr)
+        if e.primitive.name == "scan"
     ]
     assert scan.outvars[0].aval.dtype == jnp.float32
-    exact, ours = run(xs, w), amp(run)(xs, w)
-    by_hand = run(xs, w, lambda x: x.astype(jnp.bfloat16))
+    exact, ours = run(xs, start), amp(run)(xs, start)
+    by_hand = run(xs, start, lambda x: x.astype(jnp.bfloat16))
     assert jnp.linalg.norm(ours - exact) <= jnp.linalg.norm(by_hand - exact)
 
 
