@@ -296,6 +296,21 @@ def test_products_that_curves_read_for_a_state_are_narrow(
     assert jnp.linalg.norm(ours - exact) <= jnp.linalg.norm(by_hand - exact)
 
 
+@pytest.mark.parametrize("added", [lambda h, w: jnp.tanh(h) @ jnp.tanh(w), lambda h, w: h @ w])
+def test_products_that_are_added_to_a_state_stay_float32(added: Callable[..., jax.Array]) -> None:
+    """Beside a curve, too: their roundings would add up in it."""
+
+    def run(h: jax.Array, w: jax.Array) -> jax.Array:
+        def turn(h: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return h + 0.01 * (added(h, w) + jnp.tanh(h)), None
+
+        return lax.scan(turn, h, length=9)[0] @ w
+
+    decisions = plan_of(run)(jnp.ones((4, 16)), jnp.ones((16, 16))).decisions()
+    products = [d.output for d in decisions if d.primitive == "dot_general"]
+    assert products == [Precision.F32, Precision.F32]
+
+
 def test_gradients_of_parameters_drawn_inside_stay_float32() -> None:
     """They are a carry that products read, too, but no curve is between it and a gradient."""
 
