@@ -48,7 +48,8 @@ class Hazards:
         graph, provenance = flow.graph, flow.provenance
         self._flow, self._guards = flow, policy.guards
         self._small_divisors = find_small_divisors(graph, provenance)
-        self._divided = find_divided(graph)
+        in_f16 = Precision.F16 in policy.low
+        self._divided = find_divided(graph) if in_f16 else frozenset[int]()
         self._singularities = find_singularities(graph, self._small_divisors)
         recurrences = find_unrolled_recurrences(graph, provenance)
         self.forget_gates = find_forget_gates(graph, recurrences)
