@@ -127,25 +127,15 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Carry:
-    """A loop carry.
+    """A loop carry: its values, and what is known of it."""
 
-    Attributes:
-      init: its value before the loop.
-      inner: at the start of an iteration.
-      out: at the end of an iteration.
-      result: after the loop.
-      keeps_dtype: whether it stays in its original dtype.
-      is_outer: whether it is of a loop that is in no other.
-      is_gated: whether each state is made of the one before and of curves; see `carries.py`.
-    """
-
-    init: int
-    inner: int
-    out: int
-    result: int
-    keeps_dtype: bool
-    is_outer: bool
-    is_gated: bool = False
+    init: int  # before the loop
+    inner: int  # at the start of an iteration
+    out: int  # at the end of an iteration
+    result: int  # after the loop
+    keeps_dtype: bool  # whether it stays in its original dtype
+    is_outer: bool  # of a loop that is in no other
+    is_gated: bool = False  # whether each state is made of the last one and of curves: `carries.py`
 
 
 @dataclass(slots=True, eq=False)
