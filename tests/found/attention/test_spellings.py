@@ -1,10 +1,13 @@
 """Attention is found in every spelling of the corpus, and near misses are left alone."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jaxamp
 from tests.found.attention import near_misses, of_packages, spellings  # noqa: F401
 from tests.found.attention.corpus import NEAR_MISSES, SPELLINGS
-from tests.found.attention.finding import JOINT, ORDERS, found
+from tests.found.attention.finding import FUSED, JOINT, ORDERS, found
 from tests.found.attention.not_found import APART, NOT_FOUND
 
 
@@ -55,6 +58,13 @@ def test_what_is_added_and_taken_away_again_is_nothing():
     """The cotangents of a maximum that is differentiated add up to zero."""
     program = SPELLINGS["by_hand_through_the_maximum"]
     assert found(program, JOINT).count == program.count
+
+
+def test_the_transpose_of_a_softmax_over_queries_is_left_alone():
+    """It is an attention, whose values are cotangents of what its own backward pass returns."""
+    fn, (q, k, v) = NEAR_MISSES["softmax_over_queries"].built
+    step = jax.grad(lambda q, k: jnp.square(fn(q, k, v)).sum(), (0, 1))
+    assert not jaxamp.plan_of(step, FUSED)(q, k).found
 
 
 @pytest.mark.product("name")
