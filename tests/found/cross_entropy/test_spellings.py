@@ -115,12 +115,19 @@ def _sum_that_is_saved(losses):
     return total, total, lambda total, g: g * total
 
 
+def _less_their_mean(losses):
+    """Numbers of each token that are saved, and made of all."""
+    return losses, losses - losses.mean(), lambda saved, g: g * saved
+
+
 def _beside_their_sum(losses):
     """Results of which one is of each token, and one of all."""
     return (losses, losses.sum()), None, lambda _, g: g[0] + g[1]
 
 
-@pytest.mark.parametrize("written", [_weighted, _sum_that_is_saved, _beside_their_sum])
+@pytest.mark.parametrize(
+    "written", [_weighted, _sum_that_is_saved, _less_their_mean, _beside_their_sum]
+)
 def test_a_rule_that_is_not_of_each_token_stays(written):
     """A chunk has not all that its results or cotangents are made of."""
 
@@ -182,6 +189,18 @@ def test_targets_may_be_cut_before_the_loss(order):
         return optax.softmax_cross_entropy(x @ w, targets[:, 1:]).mean()
 
     program = Program("shifted", lambda: (shifted, batch(Draw("shifted"))), 1)
+    agree(*replaced(program, order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_logits_may_be_cut_before_the_loss(order):
+    """Those of the first token are read by nothing, and every chunk begins with another one."""
+
+    def later(x, w, labels):
+        each = optax.softmax_cross_entropy_with_integer_labels
+        return each((x @ w)[:, 1:], labels[:, 1:]).mean()
+
+    program = Program("later", lambda: (later, batch(Draw("later"))), 1)
     agree(*replaced(program, order))
 
 
