@@ -86,11 +86,12 @@ def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
     results = {c.inner: c.result for c in graph.carries if graph.is_float32[c.inner]}
     gated = {c.inner for c in graph.carries if c.is_gated}
     for node in forward(graph, bits):
-        _TRANSFER[node.role](graph, bits, node)
         if node.link is Link.INIT and node.outs[0] in gated:
-            bits[node.outs[0]] &= ~STATE
+            mark(bits, node.outs, union(bits, node.ins) & ~(STATE | LAYER | WIDENED))
+            continue
+        _TRANSFER[node.role](graph, bits, node)
         # What starts as state is never lowered, and ends as state.
-        elif node.link is Link.INIT and (result := results.get(node.outs[0])):
+        if node.link is Link.INIT and (result := results.get(node.outs[0])):
             bits[result] |= bits[node.outs[0]] & STATE
     return Provenance(bits)
 
