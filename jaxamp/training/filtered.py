@@ -54,13 +54,21 @@ def scaled_filter_grad(
 ) -> Callable[..., Gradient]:
     """Differentiate as ``equinox.filter_grad``, in mixed precision with a loss scale.
 
-    Arguments and errors are those of ``scaled_filter_value_and_grad``; the loss is not among the
-    results.
+    As ``scaled_filter_value_and_grad``, without the loss among the results.
+
+    Args:
+      fun: a function of a module or any other tree, and more. It returns a scalar loss, or
+        ``(loss, aux)`` with `has_aux`.
+      has_aux: whether `fun` returns something besides the loss.
+      **options: options of ``scaled_value_and_grad``, such as `policy` and `loss_scale`.
 
     Returns:
       A function of `fun`'s arguments. It returns ``(grads, grads_finite, loss_scale)``, and with
       `has_aux` ``((grads, aux), grads_finite, loss_scale)``. The gradients have the structure of
       the first argument, with ``None`` for what is not a floating array.
+
+    Raises:
+      TrainingError: something is not a loss scale, or the policy keeps a history.
 
     >>> import equinox as eqx, jax, jax.numpy as jnp
     >>> model = eqx.nn.Linear(3, 2, key=jax.random.key(0))

@@ -116,12 +116,21 @@ def scaled_grad(
 ) -> Callable[..., Gradient]:
     """Differentiate as ``jax.grad``, in mixed precision with a loss scale.
 
-    Arguments and errors are those of ``scaled_value_and_grad``; the loss is not among the results.
+    As ``scaled_value_and_grad``, without the loss in the results.
+
+    Args:
+      fun: returns a scalar loss, or ``(loss, aux)`` with `has_aux`.
+      argnums: which positional arguments to differentiate.
+      has_aux: whether `fun` returns something besides the loss.
+      **options: options of ``scaled_value_and_grad``, such as `policy` and `loss_scale`.
 
     Returns:
       A function of `fun`'s arguments. It returns ``(grads, grads_finite, loss_scale)``, and with
       `has_aux` ``((grads, aux), grads_finite, loss_scale)``: what ``jax.grad`` gives, whether all
       gradients are finite, and the next loss scale, of the type that was given.
+
+    Raises:
+      TrainingError: something is not a loss scale, or the policy keeps a history.
 
     >>> from jaxamp.training import StaticLossScale
     >>> grads, finite, _ = scaled_grad(lambda x: x**2, loss_scale=StaticLossScale(8))(3.0)

@@ -88,11 +88,18 @@ class DelayedFunction(AmpFunction[..., Any]):
 
         The kernels that quantize then need not reduce, and on a GPU write both layouts that
         products read. Numbers beyond the scales are clipped until a step is measured again.
-        Arguments are those of a step.
+
+        Args:
+          history: what ``init`` or the step before returned.
+          *args: arguments of the step.
+          **kwargs: keyword arguments of the step.
 
         Returns:
           What the function returns, and the history for the next step: magnitudes as they were, and
           the new parameters in 8 bits if these are carried.
+
+        Raises:
+          TrainingError: the first argument is not a history, or that of another step.
         """
         self._check(history)
         result, made = self._run(history, args, kwargs, measures=False)
