@@ -168,8 +168,8 @@ MUTATIONS = (
     ),
     Mutation(
         "plan/conditioning/singularities.py",
-        "if not _divides_itself(graph, node, divided[value]):",
-        "if True:",
+        "if maker and not _divides_itself(graph, maker, node) else ()",
+        "if maker else ()",
         "tests/plan/conditioning/test_singularities.py",
     ),
     Mutation(

@@ -25,7 +25,7 @@ from jaxamp.plan.graph.consumers import (
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _NONE: frozenset[int] = frozenset()
-_FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
+FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
 _SIGNS = frozenset({"neg", "sub"})
 _SHIFTS = frozenset({"add", "sub", "max", "min", "abs"})
 _KEEPING = (*SCALES, "square", "integer_pow", "sqrt")
@@ -95,7 +95,7 @@ def _is_in_quotient(graph: Graph, terms: Parts, value: int) -> bool:
     ]
     if not quotients:
         return False
-    made = set(descendants(graph, value, lambda node: node.role in _FUSED))
+    made = set(descendants(graph, value, lambda node: node.role in FUSED))
     return any(not made.issuperset(r.ins) for r in quotients)
 
 

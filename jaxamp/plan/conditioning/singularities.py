@@ -14,8 +14,9 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.intervals import magnitude
 from jaxamp.core.semantics import Pole
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.conditioning.rescaled_products import FUSED
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.consumers import ADDS, closure
+from jaxamp.plan.graph.consumers import ADDS, descendants
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_apart, is_nonnegative
 from jaxamp.plan.graph.sweeps import backward, column, forward, union
 
@@ -32,7 +33,6 @@ _DIVIDING = ("div", "mul", "integer_pow")
 _POWERS = ("integer_pow", "square", "sqrt", "cbrt")
 _REDUCTIONS = (Trait.EXTREMUM, Trait.PREFIX, Trait.PRODUCT)
 _ADDING = (*ADDS, "neg", "scatter-add", "reduce_sum")
-_FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
 
 
 def find_singularities(graph: Graph, small_divisors: bytearray) -> bytearray:
@@ -156,13 +156,12 @@ def find_divided(graph: Graph) -> frozenset[int]:
     a mask takes it away, and float16 ends before. What divides itself, as by its norm, is none.
     """
     tiny = {n.outs[0] for n in graph.named.get("add", ()) if any(_is_tiny(graph, v) for v in n.ins)}
-    found, divided = set[int](), dict[int, Node]()
+    makers = {out: node for node in graph.nodes if tiny for out in node.outs}
+    found = set[int]()
     for node in reversed(graph.nodes) if tiny else ():
-        for value in divided.keys() & node.outs:
-            if not _divides_itself(graph, node, divided[value]):
-                found.add(value)
         if node.name == "div" and graph.origin(node.ins[1]) in tiny:
-            divided[node.ins[0]] = node
+            maker = makers.get(node.ins[0])
+            found.update(node.ins[:1] if maker and not _divides_itself(graph, maker, node) else ())
         elif node.role is Role.MOVE:
             found.update(source for source, out in node.moves if out in found)
         elif node.name in _ADDING or node.role is Role.MERGE:
@@ -173,12 +172,11 @@ def find_divided(graph: Graph) -> frozenset[int]:
 def _divides_itself(graph: Graph, maker: Node, quotient: Node) -> bool:
     """Return whether what a dividend is, or is made of by one node, makes its divisor."""
 
-    def made(value: int) -> list[int]:
-        readers = (n for n in graph.readers[value] if n.index < quotient.index)
-        return [out for n in readers if n.role in _FUSED for out in n.outs]
+    def passes(node: Node) -> bool:
+        return node.role in FUSED and node.index < quotient.index
 
-    own = [v for v in (*maker.ins, *maker.outs) if graph.is_float32[v]]
-    return quotient.ins[1] in closure(own, made)
+    own = (v for v in (*maker.ins, *maker.outs) if graph.is_float32[v])
+    return any(quotient.ins[1] in descendants(graph, v, passes) for v in own)
 
 
 def _is_tiny(graph: Graph, value: int) -> bool:

@@ -75,7 +75,7 @@ def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
     for value in graph.sources:
         bits[value] |= graph.is_float32[value] * STATE
     for carry in graph.carries:
-        if carry.keeps_dtype and not carry.is_gated and graph.is_float32[carry.inner]:
+        if carry.keeps_dtype and graph.is_float32[carry.inner] and carry.inner not in graph.gated:
             bits[carry.inner] |= STATE
             bits[carry.result] |= STATE
     for value in graph.activations:
@@ -84,11 +84,7 @@ def find_provenance(graph: Graph, formats: Collection[Precision]) -> Provenance:
     if largest <= Precision.F16.max:
         mark(bits, _find_spectra(graph), LARGE)
     results = {c.inner: c.result for c in graph.carries if graph.is_float32[c.inner]}
-    gated = {c.inner for c in graph.carries if c.is_gated}
     for node in forward(graph, bits):
-        if node.link is Link.INIT and node.outs[0] in gated:
-            mark(bits, node.outs, union(bits, node.ins) & ~(STATE | LAYER | WIDENED))
-            continue
         _TRANSFER[node.role](graph, bits, node)
         # What starts as state is never lowered, and ends as state.
         if node.link is Link.INIT and (result := results.get(node.outs[0])):
@@ -214,6 +210,8 @@ def _fixed(graph: Graph, bits: bytearray, node: Node) -> None:
 def _link(graph: Graph, bits: bytearray, node: Node) -> None:
     (out,) = node.outs
     given = union(bits, node.ins)
+    if node.link is Link.INIT and out in graph.gated:
+        given &= ~STATE  # what begins it is a parameter no more than what follows
     found = bits[out] | given & ~(LAYER | WIDENED)
     # A loop that gathers its layer's weights passes them stacked to that of the backward pass.
     if node.link is Link.STACK:

@@ -89,7 +89,6 @@ def find_uses(
 
 def _sweep(graph: Graph, provenance: Provenance, bits: bytearray, may_lower: Lowerable) -> None:
     keeping = {v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result)}
-    gated = {v for c in graph.carries if c.is_gated for v in (c.inner, c.result)}
     # Of what is after a loop all uses are known here, but for those of lookups that are transposed.
     is_ordered = "scatter-add" not in graph.named
     outer = {c.result: c for c in graph.carries if is_ordered and c.is_outer and not c.keeps_dtype}
@@ -107,7 +106,7 @@ def _sweep(graph: Graph, provenance: Provenance, bits: bytearray, may_lower: Low
             if (out := node.outs[0]) in outer and not given & REACHES:
                 outer[out].keeps_dtype = True
                 keeping |= {out, outer[out].inner}
-            _link(graph, bits, node, keeping, gated)
+            _link(graph, bits, node, keeping)
         elif node.role is Role.MOVE:
             _move(graph, bits, node, given)
         else:
@@ -234,7 +233,7 @@ def _iterate(bits: bytearray, out: int, result: int) -> None:
         bits[out] = bits[out] & ~TESTED | ITERATED
 
 
-def _link(graph: Graph, bits: bytearray, node: Node, keeping: Set[int], gated: Set[int]) -> None:
+def _link(graph: Graph, bits: bytearray, node: Node, keeping: Set[int]) -> None:
     (out,) = node.outs
     given, link = bits[out], node.link
     mark(bits, node.ins, _tested(graph, given, node) | NEEDED)
@@ -243,7 +242,7 @@ def _link(graph: Graph, bits: bytearray, node: Node, keeping: Set[int], gated: S
     if out in keeping:
         if link is not Link.INIT:
             # A carry that keeps its dtype is stored in it, like a result.
-            passed = STOPS_LOOP | REACHES if out in gated else STOPS_LOOP
+            passed = STOPS_LOOP | REACHES if out in graph.gated else STOPS_LOOP
             mark(bits, node.ins, ESCAPES | given & passed)
         return
     passed = given & (REACHES | FEEDS_FACTORIZATION)

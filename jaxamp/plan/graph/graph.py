@@ -135,7 +135,6 @@ class Carry:
     result: int  # after the loop
     keeps_dtype: bool  # whether it stays in its original dtype
     is_outer: bool  # of a loop that is in no other
-    is_gated: bool = False  # whether each state is made of the last one and of curves: `carries.py`
 
 
 @dataclass(slots=True, eq=False)
@@ -217,6 +216,8 @@ class Graph:
     iterated: set[int] = field(default_factory=set)
     indices: set[int] = field(default_factory=set)  # values that select a branch
     carries: list[Carry] = field(default_factory=list)  # carries of all loops
+    # Of these that nothing but curves changes, the values in a loop and after it: `carries.py`.
+    gated: set[int] = field(default_factory=set)
     # Products that are not to be rounded, each with why; see `cancellation/`.
     precise: dict[Node, Any] = field(default_factory=dict)
     unrounded: set[int] = field(default_factory=set)  # what these read

@@ -28,7 +28,7 @@ def settle_carries(
     if Guard.LOOP_CARRY not in policy.guards or narrow_kinds(policy)[OpKind.ELEMENTWISE] is None:
         for carry in graph.carries:
             carry.keeps_dtype = True
-    _mark_gated(graph)
+    _find_gated(graph)
     repeated, no_gain = frozenset[int](), Guard.NO_GAIN in policy.guards
     while True:
         provenance = find_provenance(graph, policy.low)
@@ -48,8 +48,8 @@ def settle_carries(
 _ADDED, _CURVED = 1, 2
 
 
-def _mark_gated(graph: Graph) -> None:
-    """Mark carries to which no result of Compute is added but through a curve: gated units.
+def _find_gated(graph: Graph) -> None:
+    """Enter carries to which no result of Compute is added but through a curve: gated units.
 
     `h = (1 - z) * n + z * h`. Such a state of float32 is no parameter under training: products
     whose results curves read for the next state are read by the products that read the state.
@@ -62,8 +62,8 @@ def _mark_gated(graph: Graph) -> None:
         flags = union(made, node.ins) if node.is_elementwise else _ADDED
         flags = _CURVED if node.trait is Trait.SMOOTH else flags
         mark(made, filter(graph.is_float32.__getitem__, node.outs), flags)
-    for carry in graph.carries:
-        carry.is_gated = made[carry.out] == _CURVED
+    found = (carry for carry in graph.carries if made[carry.out] == _CURVED)
+    graph.gated.update(v for carry in found for v in (carry.inner, carry.result))
 
 
 def _lowering(
