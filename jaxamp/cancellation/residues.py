@@ -24,7 +24,7 @@ from jaxamp.plan.dataflow.constraints import Constraint
 from jaxamp.plan.dataflow.known_values import KnownValues
 from jaxamp.plan.graph.consumers import SCALES
 from jaxamp.plan.graph.graph import Graph, Node, Role
-from jaxamp.plan.graph.sweeps import backward, mark, union
+from jaxamp.plan.graph.sweeps import backward, forward, mark, union
 
 PHASE = Constraint("the phase of a periodic function", Guard.SENSITIVE)
 LIKENESS = Constraint("where arrays are alike, a known number nearly cancels it", Guard.SENSITIVE)
@@ -161,7 +161,7 @@ def _made(graph: Graph, is_layer: Callable[[Node], bool]) -> bytearray:
     """Return, per value, whether a layer has made it."""
     made = bytearray(len(graph.avals))
     mark(made, graph.activations, 1)
-    for node in graph.nodes:
+    for node in forward(graph, made):
         if is_layer(node) or (node.role is not Role.FIXED and union(made, node.ins)):
             mark(made, node.outs, 1)
     return made

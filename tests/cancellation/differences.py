@@ -1277,6 +1277,16 @@ def recurrent(x: Array, w: Array) -> Array:
     return lax.scan(step, jnp.zeros((6, WIDTH)), x.reshape(4, 6, WIDTH))[1] @ w
 
 
+def reset(x: Array, w: Array) -> Array:
+    """A state that layers make, an iteration before, is reset by what a product multiplies."""
+
+    def step(h: Array, v: Array) -> tuple[Array, None]:
+        fired = jax.nn.sigmoid(h)
+        return 0.9 * h + v @ w + fired @ w.T - fired, None
+
+    return lax.scan(step, jnp.zeros((6, WIDTH)), x.reshape(4, 6, WIDTH))[0] @ w
+
+
 def sines(x: Array, w: Array) -> Array:
     """A network of sines: its layers are the work."""
     for _ in range(4):
@@ -1343,11 +1353,11 @@ NARROW: dict[str, Case] = {
             (fn, (X - AWAY, W))
             for fn in (
                 *(parallel_layers, penalized, scaled_residual, norm_after_layer, polynomial),
-                *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
+                *(pooled, attention, normed_attention, recurrent, reset, corrected, margin),
                 *(tied_layers, linear_residual, off_diagonal, masked_projection),
                 *(stream_of_norms, stream_of_products, divergence, reflected, antisymmetric),
                 *(no_slope, twins, bilinear, augmented_rows, sums_and_differences),
-                *(small_inputs, small_places, rounded_layers),
+                *(small_inputs, small_places, rounded_layers, warped),
             )
         ),
     )
