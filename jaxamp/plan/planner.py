@@ -20,6 +20,7 @@ from jaxamp.plan.conditioning.undone_sums import find_undone
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
 from jaxamp.plan.dataflow.linearity import Linearity
+from jaxamp.plan.dataflow.lookups import enter_streams
 from jaxamp.plan.dataflow.provenance import find_factors
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import FusionRegions
@@ -138,7 +139,9 @@ def _find(
     forms: bool,
 ) -> Findings:
     """Run the analyses, each on the findings of those before it."""
-    flow = Dataflow(graph, *settle_carries(graph, policy, forced), FusionRegions(graph))
+    regions = FusionRegions(graph)
+    enter_streams(graph, regions.depth)
+    flow = Dataflow(graph, *settle_carries(graph, policy, forced), regions)
     linearity = Linearity(graph, flow.provenance)
     store_bias_sums(flow)
     store_joins(flow, linearity)
