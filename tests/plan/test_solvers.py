@@ -215,6 +215,37 @@ def test_what_a_factorization_is_made_of_has_the_gradient_of_float32(solve: Prog
     assert off <= 1e-4 * jnp.abs(exact).max()
 
 
+@jax.custom_jvp
+def inverted(a: jax.Array) -> jax.Array:
+    """Invert a matrix; its derivative multiplies by the inverse, where `jnp.linalg` solves."""
+    return jnp.linalg.solve(a, jnp.eye(len(a)))
+
+
+@inverted.defjvp
+def _inverted(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    inverse = inverted(*primals)
+    return inverse, -(inverse @ tangents[0] @ inverse)
+
+
+@pytest.mark.feature("cancellation")
+def test_differences_of_what_an_inverse_is_multiplied_by_are_not_rounded() -> None:
+    """Trees that span a graph, by the matrix of its degrees less its edges: cotangents cancel."""
+
+    def trees(w: jax.Array, x: jax.Array) -> jax.Array:
+        hidden = jnp.tanh(x @ w)
+        scores = 4 * hidden @ hidden.T
+        weights = jnp.exp(scores - scores.max())
+        edges = weights * (1 - jnp.eye(len(x)))
+        matrix = jnp.diag(edges.sum(0)) - edges
+        inverse = inverted(matrix.at[0].set(edges[0] + jnp.diag(weights)))
+        return jnp.sum(edges * (jnp.diag(inverse) - inverse.T) * scores)
+
+    w, x = 4 * SQUARE, 12 * INNER[: SIDE - 4]
+    exact = jax.grad(trees)(w, x)
+    off = jnp.linalg.norm(amp(jax.grad(trees))(w, x) - exact)
+    assert off < 0.03 * jnp.linalg.norm(exact)
+
+
 @pytest.mark.parametrize("solve", [jnp.linalg.solve, lambda a, b: cho_solve(cho_factor(a), b)])
 def test_steps_of_gauss_end_where_they_do_in_float32(solve: Program) -> None:
     """Four steps to a camera's place; a narrow residual is zero elsewhere."""

@@ -19,7 +19,13 @@ from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, PRECISE, Hazards
 from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
-from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction, misstated, precise
+from jaxamp.plan.dataflow.constraints import (
+    READS_SOLUTION,
+    Constraint,
+    constrain_contraction,
+    misstated,
+    precise,
+)
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.exact import fits, narrow_values
 from jaxamp.plan.dataflow.lookups import (
@@ -101,6 +107,7 @@ class Chooser:
         self.many_cotangents, self.few_cotangents = find_sums_of_cotangents(graph)
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
+        self.solutions: set[int] = set()  # results of products with those of factorizations
         self.exact_narrow: set[int] = set()  # narrow inside a fused region: see exact.py
         self._made: dict[Choice, Choice] = {}  # equal choices are one object
         self.stored: list[Precision | None] = [
@@ -229,6 +236,7 @@ class Chooser:
             self.graph, self.provenance, uses, self.policy, node, low
         )
         if constraint:
+            self.solutions.update(node.outs if constraint is READS_SOLUTION else ())
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         out = node.outs[0]
         if out in self.rescaled:
@@ -376,7 +384,10 @@ class Chooser:
         return Choice(self._common(node, low), F32, "compares stored values")
 
     def _merge(self, node: Node, low: Precision) -> Choice:
-        if constraint := self._constraint(node, low):
+        constraint = self._constraint(node, low)
+        if constraint is None and any(self.graph.origin(v) in self.solutions for v in node.ins):
+            constraint = READS_SOLUTION  # cotangents of an inverse: their differences may be read
+        if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard)
         return self._lowered(node.outs[0], low, low)
 
@@ -397,7 +408,7 @@ class Chooser:
             words = _ROWS if self.split_lookups[node] else _POSSIBLE_ROWS
             return Choice(F32, low, words.format(low.short), None, low)
         if self._begins_stream(node) and self._bears_rounding(node, low):
-            return Choice(F32, low, f"stored in {low.short} for a later product", None, low)
+            return Choice(F32, low, f"stored in {low.short} for a later product")
         return _MOVED
 
     def _begins_stream(self, node: Node) -> bool:
