@@ -113,14 +113,17 @@ def enter_streams(graph: Graph, depth: Sequence[int]) -> None:
     """Enter rows of tables, or what is made of them, that begin a residual stream as activations.
 
     A later kernel adds what products make of them, and that sum is rounded. `depth` is per value
-    how many kernels come before it.
+    how many kernels come before it. Of few rows, as of chemical elements, all readers would share
+    the roundings, which no sum averages out: there have to be more rows than numbers in one.
     """
     rows = set[int]()
     for node in graph.nodes if "gather" in graph.named else ():
         own = rows.intersection(node.ins)
         if node.name == "gather":
             is_known = graph.constants.keys() >= {*node.ins[1:]}
-            rows.update(() if is_known or depth[node.ins[0]] else node.outs)
+            width, table = math.prod(node.eqn.params["slice_sizes"]), node.ins[0]
+            is_large = is_smaller(width * width, graph.sizes[table])
+            rows.update(node.outs if is_large and not (is_known or depth[table]) else ())
         elif node.role is Role.MOVE:
             rows.update(out for v, out in node.moves if v in own)
         elif own and node.role is Role.ELEMENTWISE:
