@@ -20,7 +20,6 @@ from jaxamp.plan.conditioning.undone_sums import find_undone
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
 from jaxamp.plan.dataflow.linearity import Linearity
-from jaxamp.plan.dataflow.lookups import enter_streams
 from jaxamp.plan.dataflow.provenance import find_factors
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import FusionRegions
@@ -139,9 +138,7 @@ def _find(
     forms: bool,
 ) -> Findings:
     """Run the analyses, each on the findings of those before it."""
-    regions = FusionRegions(graph)
-    enter_streams(graph, regions.depth)
-    flow = Dataflow(graph, *settle_carries(graph, policy, forced), regions)
+    flow = Dataflow(graph, *settle_carries(graph, policy, forced), FusionRegions(graph))
     linearity = Linearity(graph, flow.provenance)
     store_bias_sums(flow)
     store_joins(flow, linearity)

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 
 from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
-from jaxamp.plan.graph.consumers import ADDS, descendants
+from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 
 
@@ -107,32 +107,6 @@ def is_lookup(graph: Graph, provenance: Provenance, node: Node) -> bool:
     """Return whether a node gathers rows of a boundary value, by computed indices."""
     is_gather = node.name == "gather" and any(v not in graph.constants for v in node.ins[1:])
     return is_gather and not provenance.dense[node.ins[0]]
-
-
-def enter_streams(graph: Graph, depth: Sequence[int]) -> None:
-    """Enter rows of tables, or what is made of them, that begin a residual stream as activations.
-
-    A later kernel adds what products make of them, and that sum is rounded. `depth` is per value
-    how many kernels come before it. Of few rows, as of chemical elements, all readers would share
-    the roundings, which no sum averages out: there have to be more rows than numbers in one.
-    """
-    rows = set[int]()
-    for node in graph.nodes if "gather" in graph.named else ():
-        own = rows.intersection(node.ins)
-        if node.name == "gather":
-            is_known = graph.constants.keys() >= {*node.ins[1:]}
-            width, table = math.prod(node.eqn.params["slice_sizes"]), node.ins[0]
-            is_large = is_smaller(width * width, graph.sizes[table])
-            rows.update(node.outs if is_large and not (is_known or depth[table]) else ())
-        elif node.role is Role.MOVE:
-            rows.update(out for v, out in node.moves if v in own)
-        elif own and node.role is Role.ELEMENTWISE:
-            last = max(depth[v] for v in own)
-            if all(depth[v] <= last for v in node.ins):
-                rows.update(v for v in node.outs if graph.is_float32[v])
-            elif node.name in ADDS:
-                whole = (v for v in own if graph.sizes[v] == graph.sizes[node.outs[0]])
-                graph.activations.update(v for v in whole if len(graph.readers[v]) > 1)
 
 
 def find_split_lookups(

@@ -33,7 +33,6 @@ from jaxamp.plan.dataflow.lookups import (
     find_split_lookups,
     find_sums_of_cotangents,
     is_label_gather,
-    is_lookup,
     is_subtracted,
 )
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
@@ -51,7 +50,7 @@ from jaxamp.plan.dataflow.shift_invariant_logits import (
     outweighs_operands,
 )
 from jaxamp.plan.dataflow.uses import REACHES, find_returned, is_state_update
-from jaxamp.plan.graph.consumers import descendants, find_drawn, is_movement
+from jaxamp.plan.graph.consumers import find_drawn
 from jaxamp.plan.graph.graph import Link, Node, Role
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.plan.precision.overrides import UNFORCED, Forced
@@ -407,16 +406,7 @@ class Chooser:
         if is_split and self._bears_rounding(node, low):
             words = _ROWS if self.split_lookups[node] else _POSSIBLE_ROWS
             return Choice(F32, low, words.format(low.short), None, low)
-        if self._begins_stream(node) and self._bears_rounding(node, low):
-            return Choice(F32, low, f"stored in {low.short} for a later product")
         return _MOVED
-
-    def _begins_stream(self, node: Node) -> bool:
-        """Return whether rows of a table are an activation, as they are found or only moved."""
-        graph = self.graph
-        if not graph.activations or not is_lookup(graph, self.provenance, node):
-            return False
-        return any(v in graph.activations for v in descendants(graph, node.outs[0], is_movement))
 
     def _follow(self, node: Node) -> None:
         for source, out in node.moves:

@@ -31,7 +31,7 @@ from jaxamp.plan.graph.sweeps import union
 
 
 def find_barriered_roundings(findings: Findings) -> frozenset[int]:
-    """Return values rounded from float32 numbers, or stacked, that float32 arithmetic reads.
+    """Return values rounded from float32 arithmetic, or stacked, that float32 arithmetic reads.
 
     Products with one vector in each batch are such arithmetic: XLA transposes what they add up. And
     results of ReLUs of narrow arrays whose sign is read: XLA would read that of the operand in
@@ -48,9 +48,7 @@ def find_barriered_roundings(findings: Findings) -> frozenset[int]:
     return signed | frozenset(
         value
         for node in graph.nodes
-        if node.role is Role.ELEMENTWISE
-        or (node.name == "gather" and stored[node.ins[0]] is Precision.F32)
-        if choices[node].operand is Precision.F32
+        if node.role is Role.ELEMENTWISE and choices[node].operand is Precision.F32
         for value in node.outs
         if is_narrow(stored[value])
         or (value in forget_gates and any(r.link is Link.STACK for r in graph.readers[value]))
