@@ -22,20 +22,22 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 
 # What `make test` leaves out, then samples of the conformance runs; `EVERY=40` runs one test in
-# forty of each function, one at least, and `FIRST=7` begins with the eighth. Tests for chips that
-# are not here run where their compilers are: `python -m jaxamp estimate --install gpu`, and `tpu`.
+# forty of each function, one at least, and `FIRST=7` begins with the eighth; `SAMPLE` is of JAX's
+# primitive cases. Tests for chips that are not here run where their compilers are:
+# `python -m jaxamp estimate --install gpu`, and `tpu`.
 EVERY ?= 1
 FIRST ?= 0
+SAMPLE ?= 600
 test-long: $(VENV)/.installed-test
 	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or deviceless" \
 	    --every $(EVERY) --first $(FIRST)
-	$(BIN)/python -m tests.conformance --sample 600 --random 200 $(if $(JAX_CHECKOUT),--jax-tests 200)
+	$(BIN)/python -m tests.conformance --sample $(SAMPLE) --random 200 $(if $(JAX_CHECKOUT),--jax-tests 200)
 
 # `make test` compiles quickly (tests/conftest.py), the others as users do.
 AS_USERS_DO := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3"
 
-# Against the newest JAX, which needs Python 3.12: what `make test` runs; compiled as users do, its
-# contracts, the rewriter and whatever can fail at run time; and the conformance sample.
+# Against the newest JAX, which needs Python 3.12: what `make test` runs, of which its contracts, the
+# rewriter and whatever can fail at run time are compiled as users do; and the conformance sample.
 NEWEST ?= $(shell for python in python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[23].*/bin/python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null \
 	&& echo $$python && break; done)
@@ -52,9 +54,9 @@ test-newest:
 
 .PHONY: test-here
 test-here: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -n $(WORKERS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(addprefix --ignore=,$(NEWEST_TESTS))
 	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) $(NEWEST_TESTS)
-	$(BIN)/python -m tests.conformance --sample 600
+	$(BIN)/python -m tests.conformance --sample $(SAMPLE)
 
 # The site, in site/; every page's code is run by `make test`.
 docs: $(VENV)/.installed-docs

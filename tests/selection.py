@@ -72,6 +72,24 @@ def one_in(cases: Sequence[pytest.Item], every: int, first: int = 0) -> list[pyt
     return [case for case in cases if case in kept]
 
 
+_every = 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Remember `--every` for files that are imported later."""
+    global _every
+    _every = config.getoption("every")
+
+
+def drawn(count: int) -> int:
+    """Return how many random programs a long test draws of so many: one in `--every`, at least 5.
+
+    >>> drawn(200)
+    200
+    """
+    return max(count // _every, min(count, 5))
+
+
 def _function(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 

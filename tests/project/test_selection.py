@@ -71,6 +71,12 @@ def test_one_test_in_so_many_of_each_function() -> None:
         chosen(3, 3)
 
 
+@pytest.mark.parametrize(("every", "count", "drawn"), [(1, 200, 200), (40, 200, 5), (2, 4, 4)])
+def test_a_sample_draws_fewer_random_programs(every, count, drawn, monkeypatch):
+    monkeypatch.setattr(selection, "_every", every)
+    assert selection.drawn(count) == drawn
+
+
 def test_attributes_tell_values_apart() -> None:
     """`case.program` is an attribute of a parameter."""
     mark = pytest.mark.product("case.program").mark

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.found.attention.recipes import check, check_meaning, recipes
+from tests.selection import drawn
 
 _settings = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
@@ -23,7 +24,7 @@ def test_few_random_spellings(recipe):
 
 
 @pytest.mark.long
-@settings(max_examples=200, database=None, **_settings)
+@settings(max_examples=drawn(200), database=None, **_settings)
 @given(recipes())
 def test_random_spellings(recipe):
     """More of them; `python -m tests.found.attention --random 2000` runs any number."""
