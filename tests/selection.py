@@ -72,13 +72,14 @@ def one_in(cases: Sequence[pytest.Item], every: int, first: int = 0) -> list[pyt
     return [case for case in cases if case in kept]
 
 
-_every = 1
+_every: int = 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Remember `--every` for files that are imported later."""
     global _every
-    _every = config.getoption("every")
+    every: Any = config.getoption("every")
+    _every = every
 
 
 def drawn(count: int) -> int:
