@@ -21,10 +21,10 @@ unexport PYTHONDONTWRITEBYTECODE
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 
-# What `make test` leaves out, then samples of the conformance runs; `EVERY=40` runs one test in
-# forty of each function, one at least, and `FIRST=7` begins with the eighth; `SAMPLE` is of JAX's
-# primitive cases. Tests for chips that are not here run where their compilers are:
-# `python -m jaxamp estimate --install gpu`, and `tpu`.
+# What `make test` leaves out, then samples of the conformance runs. `EVERY=40` runs one test in
+# forty of each function, one at least, and of all that take minutes one in forty; `FIRST=7` begins
+# with the eighth; `SAMPLE` is of JAX's primitive cases. Tests for chips that are not here run where
+# their compilers are: `python -m jaxamp estimate --install gpu`, and `tpu`.
 EVERY ?= 1
 FIRST ?= 0
 SAMPLE ?= 600
@@ -54,8 +54,8 @@ test-newest:
 
 .PHONY: test-here
 test-here: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -n $(WORKERS) $(addprefix --ignore=,$(NEWEST_TESTS))
-	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) $(NEWEST_TESTS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --every $(EVERY) $(addprefix --ignore=,$(NEWEST_TESTS))
+	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) --every $(EVERY) $(NEWEST_TESTS)
 	$(BIN)/python -m tests.conformance --sample $(SAMPLE)
 
 # The site, in site/; every page's code is run by `make test`.

@@ -58,6 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_in(cases: Sequence[pytest.Item], every: int, first: int = 0) -> list[pytest.Item]:
     """Choose one case in so many of each test function, and one at least.
 
+    Tests that take minutes each, as they say by that mark, are chosen from as one function's.
+
     Raises:
         ValueError: `every` is not positive, or `first` is not below it.
     """
@@ -67,7 +69,8 @@ def one_in(cases: Sequence[pytest.Item], every: int, first: int = 0) -> list[pyt
         raise ValueError(f"--first is below --every, {every}, and not negative; it is {first}")
     functions: dict[str, list[pytest.Item]] = {}
     for case in cases:
-        functions.setdefault(_function(case), []).append(case)
+        takes_minutes = case.get_closest_marker("minutes") is not None
+        functions.setdefault("" if takes_minutes else _function(case), []).append(case)
     kept = {case for of_one in functions.values() for case in of_one[first % len(of_one) :: every]}
     return [case for case in cases if case in kept]
 

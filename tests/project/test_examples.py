@@ -103,6 +103,7 @@ def test_the_notebook_runs():
 
 
 @pytest.mark.long
+@pytest.mark.minutes
 def test_char_transformer_trains_and_writes():
     """A scanned, rematerialised network trains in both precisions and writes from its alphabet."""
     f32, bf16 = char_transformer.main(["--quick"])

@@ -233,6 +233,7 @@ def test_every_row_that_is_asked_of_a_gpu_exists():
 
 
 @pytest.mark.long
+@pytest.mark.minutes
 def test_the_one_command_is_cut_and_goes_on(tmp_path, capfd):
     """Two processes take turns; what one call has timed the next one keeps."""
     words = ["--toy", "--model", "decode", "ssd", "--rounds", "2", "--seconds", "0.05"]

@@ -77,6 +77,13 @@ def test_a_sample_draws_fewer_random_programs(every, count, drawn, monkeypatch):
     assert selection.drawn(count) == drawn
 
 
+def test_those_that_take_minutes_are_as_one_function() -> None:
+    mark = pytest.mark.minutes.mark
+    cases: list[Any] = [Item([mark] * (name != "c"), called=name) for name in "abcd"]
+    assert [case.nodeid for case in selection.one_in(cases, 3)] == ["a", "c"]
+    assert [case.nodeid for case in selection.one_in(cases, 3, 1)] == ["b", "c"]
+
+
 def test_attributes_tell_values_apart() -> None:
     """`case.program` is an attribute of a parameter."""
     mark = pytest.mark.product("case.program").mark

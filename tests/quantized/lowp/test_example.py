@@ -12,6 +12,7 @@ from tests.quantized.lowp.models import sqnr
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.minutes
 def test_the_example_trains_under_every_recipe(tmp_path):
     """Three steps of a tiny network: losses beside bf16's, gradients too, and a picture."""
     picture = tmp_path / "curves.png"
@@ -34,6 +35,7 @@ def logits(policy, corpus, size):
     )
 
 
+@pytest.mark.minutes
 def test_output_and_every_gradient_at_full_size():
     """The network of the page, before its first step, against bf16."""
     corpus, size = char_transformer.Corpus.load(), char_transformer.Size(steps=1)
