@@ -28,16 +28,16 @@ test: $(VENV)/.installed-test
 EVERY ?= 1
 FIRST ?= 0
 SAMPLE ?= 600
+ONE_IN := --every $(EVERY) --first $(FIRST)
 test-long: $(VENV)/.installed-test
-	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or deviceless" \
-	    --every $(EVERY) --first $(FIRST)
+	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) $(ONE_IN) -m "long or deviceless"
 	$(BIN)/python -m tests.conformance --sample $(SAMPLE) --random 200 $(if $(JAX_CHECKOUT),--jax-tests 200)
 
 # `make test` compiles quickly (tests/conftest.py), the others as users do.
 AS_USERS_DO := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3"
 
 # Against the newest JAX, which needs Python 3.12: what `make test` runs, of which its contracts, the
-# rewriter and whatever can fail at run time are compiled as users do; and the conformance sample.
+# rewriter and whatever can fail at run time are compiled as users do; and the conformance sample. `EVERY`, `FIRST` and `SAMPLE` as above.
 NEWEST ?= $(shell for python in python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[23].*/bin/python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null \
 	&& echo $$python && break; done)
@@ -54,8 +54,8 @@ test-newest:
 
 .PHONY: test-here
 test-here: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -n $(WORKERS) --every $(EVERY) $(addprefix --ignore=,$(NEWEST_TESTS))
-	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) --every $(EVERY) $(NEWEST_TESTS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(ONE_IN) $(addprefix --ignore=,$(NEWEST_TESTS))
+	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) $(ONE_IN) $(NEWEST_TESTS)
 	$(BIN)/python -m tests.conformance --sample $(SAMPLE)
 
 # The site, in site/; every page's code is run by `make test`.

@@ -24,6 +24,14 @@ import pytest
 
 TESTS = Path(__file__).parent
 
+_every = 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Remember `--every` for `drawn`, which files call as they are imported."""
+    global _every
+    _every = config.getoption("every")
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files of `tests` without a test, and those that the marks leave out as a whole."""
@@ -75,22 +83,8 @@ def one_in(cases: Sequence[pytest.Item], every: int, first: int = 0) -> list[pyt
     return [case for case in cases if case in kept]
 
 
-_every: int = 1
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Remember `--every` for files that are imported later."""
-    global _every
-    every: Any = config.getoption("every")
-    _every = every
-
-
 def drawn(count: int) -> int:
-    """Return how many random programs a long test draws of so many: one in `--every`, at least 5.
-
-    >>> drawn(200)
-    200
-    """
+    """Return how many of so many random programs a long test draws: one in `--every`, or 5."""
     return max(count // _every, min(count, 5))
 
 

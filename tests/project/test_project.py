@@ -47,6 +47,7 @@ def test_ci_runs_the_readme_test_command():
 
 def test_both_ends_of_jax_have_a_target():
     """The oldest supported JAX and the newest, the conformance sample on both."""
+    assert "\nSAMPLE ?= 600\n" in MAKEFILE
     for target in ("test-long:", "test-here:"):
         recipe = MAKEFILE.partition(target)[2].partition("\n\n")[0]
         assert "tests.conformance --sample $(SAMPLE)" in recipe

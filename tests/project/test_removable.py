@@ -20,8 +20,8 @@ def test_the_core_stands_alone() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", [*FEATURES, ALL])
 @pytest.mark.minutes
+@pytest.mark.parametrize("case", [*FEATURES, ALL])
 def test_each_feature_can_be_taken_away(case: str) -> None:
     assert main([case], LONG) == 0
 

@@ -73,7 +73,8 @@ def test_one_test_in_so_many_of_each_function() -> None:
 
 @pytest.mark.parametrize(("every", "count", "drawn"), [(1, 200, 200), (40, 200, 5), (2, 4, 4)])
 def test_a_sample_draws_fewer_random_programs(every, count, drawn, monkeypatch):
-    monkeypatch.setattr(selection, "_every", every)
+    monkeypatch.setattr(selection, "_every", 1)  # and put back what it is
+    selection.pytest_configure(SimpleNamespace(getoption={"every": every}.get))
     assert selection.drawn(count) == drawn
 
 

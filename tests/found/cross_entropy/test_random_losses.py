@@ -157,7 +157,9 @@ def test_a_few_losses(spelling, order):
 
 
 @pytest.mark.long
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=drawn(150), deadline=None)
+@settings(
+    phases=[Phase.explicit, Phase.reuse, Phase.generate], max_examples=drawn(150), deadline=None
+)
 @given(SPELLINGS, st.sampled_from(["forward", "joint"]))
 def test_random_losses(spelling, order):
     """Weights, masks, labels that are no words, caps, temperatures, biases, tied or not."""
